@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]
 import pytest
 
 from agentfly.errors import EnvironmentFault
@@ -144,7 +145,7 @@ async def test_last_commands_of_killed_host_are_executed(tmp_path: Path) -> None
     assert await none_left(lambda: list(tmp_path.iterdir())) == []
 
 
-async def test_leftovers_of_killed_host_and_supervisor_are_swept_at_next_start() -> None:
+async def test_leftovers_of_killed_host_supervisor_and_guardians_are_swept_at_next_start() -> None:
     mark = f"supervisor-{os.getpid()}-both-"
     with start_host(mark, "stay") as host:
         owner = process_name(host.pid)
@@ -155,6 +156,8 @@ async def test_leftovers_of_killed_host_and_supervisor_are_swept_at_next_start()
         folder = Path(tempfile.mkdtemp(prefix=f"{owner}-"))
         os.kill(its_supervisor, signal.SIGSTOP)
         host.kill()
+        for guardian in psutil.Process(its_supervisor).children():
+            guardian.kill()
         os.kill(its_supervisor, signal.SIGKILL)
         host.wait()
     await asyncio.sleep(0.1)

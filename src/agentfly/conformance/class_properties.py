@@ -17,8 +17,8 @@ from agentfly.conformance.subject import NO_TASK, SPLITS, NotApplicable, Propert
 from agentfly.data import read_tasks
 from agentfly.environment import Scope, has_tasks, validate_constructor
 from agentfly.errors import ConfigError, DataError, EnvironmentFault
-from agentfly.resources.instance import Instance
 from agentfly.resources.manager import resolve_runtime
+from agentfly.resources.pool import Instance
 from agentfly.types import Task
 
 CONSTRUCTOR_SECONDS = 1.0

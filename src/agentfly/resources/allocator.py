@@ -21,9 +21,8 @@ from weakref import WeakMethod
 from agentfly.environment import Environment, Recycle
 from agentfly.errors import EnvironmentFault, describe
 from agentfly.resources import status
-from agentfly.resources.instance import Instance
 from agentfly.resources.metrics import Holder, PoolMetrics
-from agentfly.resources.pool import Budget, LeaseRequest, PoolState, priority
+from agentfly.resources.pool import Budget, Instance, LeaseRequest, PoolState, priority
 
 CHECK_AFTER = 5.0
 """Idle seconds after which an instance gets a health check before it is leased."""
@@ -69,17 +68,13 @@ class Allocator:
             self.pools[env_class] = self._open_pool(env_class)
         return self.pools[env_class]
 
-    @property
-    def num_instances(self) -> int:
-        """Number of instances in any state."""
-        return sum(pool.count for pool in self.pools.values())
-
     def pool_metrics(self) -> list[PoolMetrics]:
         """A snapshot of every pool."""
         return [pool.metrics() for pool in self.pools.values()]
 
-    def warm_up(self, env_classes: Iterable[type[Environment]]) -> None:
-        """Begin to start `min_warm` instances of these environments."""
+    async def warm_up(self, env_classes: Iterable[type[Environment]]) -> None:
+        """Begin to start the `min_warm` instances of these environments, without waiting for them."""
+        await self.start()
         self._start_missing(*map(self.pool, env_classes))
 
     # ── acquire ──

@@ -10,9 +10,8 @@ from typing import Any, Protocol, TypeVar, cast
 
 from agentfly.environment import Environment, Scope
 from agentfly.errors import ConfigError, EnvironmentFault, describe
-from agentfly.resources.instance import Instance
 from agentfly.resources.metrics import Holder
-from agentfly.resources.pool import PoolState, QueueTimeout
+from agentfly.resources.pool import Instance, PoolState, QueueTimeout
 from agentfly.types import Task
 
 E = TypeVar("E", bound=Environment)

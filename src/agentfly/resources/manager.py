@@ -68,7 +68,7 @@ class ResourceManager:
     @property
     def num_instances(self) -> int:
         """Number of instances in any state, until they are closed."""
-        return sum(allocator.num_instances for allocator in list(self._allocators.values()))
+        return sum(pool.count for allocator in list(self._allocators.values()) for pool in allocator.pools.values())
 
     def pool_metrics(self) -> list[PoolMetrics]:
         """A snapshot of every pool."""
@@ -93,8 +93,7 @@ class ResourceManager:
 
     async def warm_up(self, env_classes: Iterable[type[Environment]]) -> None:
         """Begin to start the `min_warm` instances of these environments, without waiting for them."""
-        await self._allocator.start()
-        self._allocator.warm_up(env_classes)
+        await self._allocator.warm_up(env_classes)
 
     async def close(self) -> None:
         """Close every instance of this event loop. The manager can be used again afterwards."""

@@ -13,12 +13,13 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
-from agentfly.environment import Environment, Pool, Runtime, Scope
-from agentfly.errors import ConfigError, EnvironmentFault
-from agentfly.resources.instance import Instance
-from agentfly.resources.metrics import Histogram, Holder, PoolMetrics
+from agentfly.environment import Environment, InstanceHandle, Pool, Runtime, Scope
+from agentfly.errors import ConfigError, EnvironmentFault, describe
+from agentfly.resources.metrics import Histogram, Holder, LeaseInfo, PoolMetrics
+from agentfly.threads import call, run_within
 
 MAX_START_ATTEMPTS = 3
 """Consecutive failed starts, with no live instance, after which the waiting requests fail."""
@@ -28,11 +29,82 @@ MAX_BACKOFF = 30.0
 COOL_DOWN = 30.0
 """Seconds without a start after the last of these attempts."""
 MAX_CONCURRENT_STARTS = 64
-_numbers = itertools.count()
+_instance_numbers = itertools.count(1)
+_request_numbers = itertools.count()
 
 
 class QueueTimeout(EnvironmentFault):
     """No instance was free within `wait_timeout`. The message has the queue length and the current lease holders."""
+
+
+class Instance:
+    """An environment instance from creation to termination, with its runtime handle and its lease holders."""
+
+    __slots__ = (
+        "_lock", "env_class", "evict_reason", "handle", "holders", "idle_since", "leased_at", "number", "pausing",
+        "uses",
+    )  # fmt: skip
+
+    def __init__(self, env_class: type[Environment], handle: InstanceHandle) -> None:
+        self.env_class = env_class
+        self.handle = handle
+        self.number = next(_instance_numbers)
+        self.uses = 0
+        self.holders: list[Holder] = []
+        """Current lease holders; more than one only for a shared instance."""
+        self.idle_since = self.leased_at = time.monotonic()
+        self.evict_reason = ""
+        """Why it must not be leased again; empty while it may be."""
+        self.pausing: asyncio.Task[None] | None = None
+        """The task that paused it; None while it is running."""
+        self._lock: asyncio.Lock | None = None
+
+    def __repr__(self) -> str:
+        return f"<{self.env_class.__name__} {self.number}>"
+
+    @property
+    def environment(self) -> Environment:
+        return self.handle.environment
+
+    @property
+    def lock(self) -> asyncio.Lock:
+        """Serializes the actions of chains that share the instance."""
+        self._lock = self._lock or asyncio.Lock()
+        return self._lock
+
+    @property
+    def lease_info(self) -> LeaseInfo:
+        return LeaseInfo(self.number, tuple(self.holders), time.monotonic() - self.leased_at)
+
+    async def step(self, method: str, timeout: float, *args: Any) -> Any:
+        """Call a method such as `reset` with a timeout in seconds. Every failure is an EnvironmentFault.
+
+        `pause` and `resume` are methods of the handle, the others of the environment.
+        """
+        limit = asyncio.timeout(timeout)
+        try:
+            owner = self.handle if method in ("pause", "resume") else self.handle.environment
+            return await run_within(limit, call(getattr(owner, method), *args))
+        except EnvironmentFault:
+            raise
+        except Exception as error:
+            reason = f"took longer than {timeout:g} s" if limit.expired() else f"failed: {describe(error)}"
+            raise EnvironmentFault(f"{self.env_class.__name__}.{method} {reason}") from error
+
+    async def pause(self, timeout: float) -> None:
+        """Pause it. If that fails it is not leased again."""
+        try:
+            await self.step("pause", timeout)
+        except EnvironmentFault as fault:
+            self.evict_reason = str(fault)
+
+    async def resume(self, timeout: float) -> None:
+        """Resume it. If several chains lease it at once, one resumes it and the others wait."""
+        async with self.lock:
+            if self.pausing is not None and not self.evict_reason:
+                await self.pausing
+                await self.step("resume", timeout)
+                self.pausing = None
 
 
 class LeaseRequest:
@@ -44,7 +116,7 @@ class LeaseRequest:
         self.order = order
         self.pools = pools
         self.holder = holder
-        self.number = next(_numbers)
+        self.number = next(_request_numbers)
         """Decides between the chains of a group, which share `order`: otherwise two of them could each be first in one
         queue, and neither first in both."""
         self.future: asyncio.Future[list[Instance]] = asyncio.get_running_loop().create_future()
@@ -225,31 +297,22 @@ class PoolState:
         )
 
     def metrics(self) -> PoolMetrics:
-        """A snapshot of the pool."""
+        """A snapshot of the pool: counts under the same names, and what is derived."""
         alive = [*self.idle, *self.leased.values()]
         sizes = [size for each in alive if (size := each.handle.memory()) is not None]
-        times = {"wait": self.wait, "start": self.start, "reset": self.reset, "step": self.step}
-        return PoolMetrics(
-            environment=self.name,
-            runtime=self.runtime.name,
-            starting=self.starting,
-            warm=len(self.idle),
-            leased=len(self.leased),
-            closing=self.closing,
-            waiting=self.waiting,
-            max_instances=self.max_instances,
-            memory=sum(sizes) if sizes else None,
-            started=self.started,
-            total_leases=self.total_leases,
-            evicted=self.evicted,
-            failed_starts=self.failed_starts,
-            failed_closes=self.failed_closes,
-            timeouts=self.timeouts,
-            broken=str(self.broken_error()) if self.start_failures.broken else "",
-            misconfigured=self.start_failures.broken and self.start_failures.misconfigured,
-            leases=tuple(each.lease_info for each in self.leased.values()),
-            seconds={name: histogram.summary for name, histogram in times.items()},
-        )
+        same = {each.name: getattr(self, each.name) for each in fields(PoolMetrics) if hasattr(self, each.name)}
+        own = {
+            "environment": self.name,
+            "runtime": self.runtime.name,
+            "warm": len(self.idle),
+            "leased": len(self.leased),
+            "memory": sum(sizes) if sizes else None,
+            "broken": str(self.broken_error()) if self.start_failures.broken else "",
+            "misconfigured": self.start_failures.broken and self.start_failures.misconfigured,
+            "leases": tuple(each.lease_info for each in self.leased.values()),
+            "seconds": {name: getattr(self, name).summary for name in ("wait", "start", "reset", "step")},
+        }
+        return PoolMetrics(**{**same, **own})
 
 
 @dataclass(frozen=True, slots=True)

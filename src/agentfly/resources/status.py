@@ -25,7 +25,7 @@ from typing import Any
 from weakref import WeakMethod
 
 from agentfly.errors import ConfigError, describe
-from agentfly.resources.metrics import Holder, LeaseInfo, PoolMetrics
+from agentfly.resources.metrics import PoolMetrics
 from agentfly.sandbox.owner import PREFIX, is_leftover, process_name
 
 TIMEOUT = 3.0
@@ -155,14 +155,10 @@ async def _read_status(path: Path) -> ManagerStatus | None:
             reader, writer = await asyncio.open_unix_connection(path)
             with contextlib.closing(writer):
                 answer = json.loads(await reader.read())
-        pools = []
-        for pool in answer["pools"]:
-            leases = tuple(
-                LeaseInfo(each["instance"], tuple(Holder(**holder) for holder in each["holders"]), each["seconds"])
-                for each in pool["leases"]
-            )
-            pools.append(PoolMetrics(**{**pool, "leases": leases}))
-        return ManagerStatus(pid, answer["command"], tuple(pools))
+        from pydantic import TypeAdapter  # workers import this module without pydantic
+
+        pools = TypeAdapter(tuple[PoolMetrics, ...]).validate_python(answer["pools"])
+        return ManagerStatus(pid, answer["command"], pools)
     except (ConnectionRefusedError, FileNotFoundError):
         _remove(path)
         return None

@@ -29,7 +29,7 @@ import psutil  # type: ignore[import-untyped]
 from agentfly.errors import EnvironmentFault
 from agentfly.resources.rpc import connection
 from agentfly.resources.rpc.server import OWNER
-from agentfly.sandbox.inside import kernel, process_tree
+from agentfly.sandbox.inside import guardian, kernel, process_tree
 from agentfly.sandbox.owner import is_leftover, remove_folder, remove_leftover_folders
 
 SUPERVISOR, WORKER = "agentfly-superv", "agentfly-worker"
@@ -38,7 +38,6 @@ PROGRAM = "agentfly.resources.supervisor.process"
 """The module that a supervisor runs; it is in the command line from the first moment."""
 LINUX = sys.platform == "linux"
 _END_SECONDS = 30.0
-_GUARDIAN_SIGNALS = {signal.SIGCHLD, signal.SIGTERM}
 
 
 class SupervisorProcess:
@@ -51,11 +50,7 @@ class SupervisorProcess:
         """Process id to the number of its worker."""
         self._registered: dict[tuple[str, str], None] = {}
         """Folders and containers to remove at the end."""
-        self._wake, wake = os.pipe()
-        for end in (self._wake, wake):
-            os.set_blocking(end, False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        self._wake = process_tree.wake_on_exit()
 
     def serve(self) -> None:
         """Run until the owner is gone.
@@ -173,69 +168,35 @@ def run_guardian(rpc_fd: int, exit_pipe: int, supervisor: int) -> NoReturn:
     Writes this process's pid to `exit_pipe` at the start, and the worker's wait status at the end.
     """
     failed = 1
-    try:
-        _die_with(supervisor)
-        if LINUX:
-            kernel.adopt_orphans()
-        signal.pthread_sigmask(signal.SIG_BLOCK, _GUARDIAN_SIGNALS)
-        own = os.getpid()
-        worker = os.fork()
-        if worker == 0:
+
+    def report(number: int) -> None:
+        with contextlib.suppress(BrokenPipeError):  # the reader has closed its end
+            os.write(exit_pipe, f"{number}\n".encode())
+
+    def run_worker() -> NoReturn:
+        status = 1
+        try:
             os.close(exit_pipe)
-            _run_worker(rpc_fd, own)
-        os.close(rpc_fd)
-        _write_number(exit_pipe, own)
-        status = None
-        while status is None:  # reap children until the worker has ended, by itself or by a SIGTERM to this process
-            if signal.sigwait(_GUARDIAN_SIGNALS) == signal.SIGTERM:
-                os.kill(worker, signal.SIGKILL)
-            with contextlib.suppress(ChildProcessError):
-                while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                    if ended[0] == worker:
-                        status = ended[1]
-                        break
-        if LINUX:
-            process_tree.kill_below(own)
-        else:
-            with contextlib.suppress(OSError):
-                os.killpg(worker, signal.SIGKILL)
-        _write_number(exit_pipe, status)
+            os.setsid()
+            _set_process_name(WORKER)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            asyncio.run(connection.serve(socket.socket(fileno=rpc_fd)))
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+
+    try:
+        report(os.getpid())
+        status = guardian.guard(run_worker, supervisor, close=(rpc_fd,), term_seconds=0.0)
+        if os.getppid() == supervisor:  # else its end is the reason
+            report(status)
         failed = 0
     except BaseException:
         traceback.print_exc()
     finally:
         os._exit(failed)
-
-
-def _write_number(exit_pipe: int, number: int) -> None:
-    with contextlib.suppress(BrokenPipeError):  # the reader has closed its end
-        os.write(exit_pipe, f"{number}\n".encode())
-
-
-def _run_worker(rpc_fd: int, guardian: int) -> NoReturn:
-    status = 1
-    try:
-        _die_with(guardian)
-        os.setsid()
-        _set_process_name(WORKER)
-        for number in _GUARDIAN_SIGNALS:
-            signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _GUARDIAN_SIGNALS)
-        asyncio.run(connection.serve(socket.socket(fileno=rpc_fd)))
-        status = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(status)
-
-
-def _die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies; exit if that has happened already."""
-    if LINUX:
-        kernel.die_with_parent()
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def _set_process_name(name: str) -> None:

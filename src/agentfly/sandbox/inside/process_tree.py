@@ -11,8 +11,18 @@ _PF_EXITING = 0x4  # among the flags in `stat`
 _MEMORY_EVENTS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
 
 
+def wake_on_exit() -> int:
+    """Return the read end of a pipe that is written to whenever a child ends or a handled signal arrives."""
+    wake, writer = os.pipe()
+    for end in (wake, writer):
+        os.set_blocking(end, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    return wake
+
+
 def reap(wake_fd: int) -> Iterator[tuple[int, int]]:
-    """Yield pid and wait status of every child that has ended. wake_fd: the pipe that a SIGCHLD writes to."""
+    """Yield pid and wait status of every child that has ended. wake_fd: of `wake_on_exit`."""
     with contextlib.suppress(BlockingIOError):
         os.read(wake_fd, 4096)
     with contextlib.suppress(ChildProcessError):

@@ -116,11 +116,7 @@ class SessionInit:
         kernel.adopt_orphans()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
-        self.wake, self.wake_writer = os.pipe()
-        for fd in (self.wake, self.wake_writer):
-            os.set_blocking(fd, False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(self.wake_writer, warn_on_full_buffer=False)
+        self.wake = process_tree.wake_on_exit()
         self.poller = select.poll()
         for fd in (self.host.fileno(), self.wake, self.output.read_fd):
             self.poller.register(fd, select.POLLIN)
@@ -155,11 +151,10 @@ class SessionInit:
 
     def become_user(self) -> None:
         """In a new child: close what user code must not have, and set its limits."""
-        signal.set_wakeup_fd(-1)
         self.host.close()
         if self.interpreter:
             self.interpreter.close()
-        for fd in (self.wake, self.wake_writer, self.output.read_fd):
+        for fd in (signal.set_wakeup_fd(-1), self.wake, self.output.read_fd):
             os.close(fd)
         for number in (signal.SIGTERM, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)

@@ -31,11 +31,7 @@ class Zygote:
         """Session number → pid."""
         self.direct: dict[int, socket.socket] = {}
         """Session number → its interpreter's connection to the host, until the session is requested."""
-        self.wake, wake_writer = os.pipe()
-        os.set_blocking(wake_writer, False)
-        os.set_blocking(self.wake, False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
+        self.wake = process_tree.wake_on_exit()
         self.own_namespaces = config["confine"] == "namespaces"
 
     def serve(self) -> None:

@@ -26,19 +26,19 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
 from agentfly.environment import Environment, InstanceHandle, Pool
 from agentfly.errors import ConfigError, EnvironmentFault
-from agentfly.resources.instance import Instance
 from agentfly.resources.lease import InstanceProvider
 from agentfly.resources.manager import InProcess, ResourceManager
 from agentfly.resources.metrics import Holder, PoolMetrics
-from agentfly.resources.pool import PoolState
+from agentfly.resources.pool import Instance, PoolState
 from agentfly.resources.rpc.proxy import attach_proxy
 from agentfly.resources.rpc.serialization import dumps, modules_by_value
-from agentfly.resources.runtimes.ray.manager_actor import Heartbeat, ManagerActor, SerializedClass
+from agentfly.resources.runtimes.ray.manager_actor import ManagerActor, SerializedClass
 from agentfly.resources.runtimes.ray.runtime import (
     MAX_CONCURRENCY,
     NAMESPACE,
     ActorTransport,
     ActorUnreachable,
+    Heartbeat,
     RayRuntime,
     await_answer,
     call_actor,

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
-from agentfly.environment import Environment, InstanceHandle, Pool
+from agentfly.environment import Environment, Pool
 from agentfly.errors import ConfigError, EnvironmentFault
 from agentfly.resources.allocator import Allocator
-from agentfly.resources.instance import Instance
 from agentfly.resources.metrics import Holder, PoolMetrics
-from agentfly.resources.pool import Budget, PoolState
+from agentfly.resources.pool import Budget, Instance, PoolState
 from agentfly.resources.runtimes.ray.runtime import (
+    PICKLED_CLASS,
     ActorHandle,
     ActorUnreachable,
     RayRuntime,
@@ -29,14 +29,6 @@ from agentfly.resources.runtimes.ray.runtime import (
 
 LINGER = 2.0
 """Seconds that a manager without clients waits for one before it ends itself."""
-
-
-class Heartbeat:
-    """An actor owned by a client's process, which dies with that process."""
-
-    async def stay(self) -> None:
-        """Never return: the pending call fails when the client dies."""
-        await asyncio.Event().wait()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,30 +71,14 @@ class ManagerClient:
     """Requests that were withdrawn before they arrived: Ray does not guarantee an order."""
 
 
-class SerializedRuntime:
-    """Creates instances of a serialized class."""
-
-    name = "ray"
-    max_instances: int | None = None
-
-    def __init__(self, serialized: SerializedClass) -> None:
-        self._serialized = serialized
-
-    async def create(self, env_class: type[Environment]) -> InstanceHandle:
-        """Create an instance in a new actor."""
-        runtime = cast("RayRuntime", self._serialized.pool.runtime)
-        return await runtime.create_from_pickle(env_class, self._serialized.pickled)
-
-
 class ManagerActor:
     """The shared manager. All methods run in one event loop."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self._allocator = Allocator(budget, self._open_pool)
-        self._serialized: dict[str, SerializedClass] = {}
-        self._classes: dict[str, type[Environment]] = {}
-        """Placeholder classes by name."""
+        self._classes: dict[str, type[Any]] = {}
+        """Placeholder classes by name, each with its SerializedClass as `serialized`."""
         self._clients: dict[str, ManagerClient] = {}
         self._reset()
 
@@ -147,7 +123,6 @@ class ManagerActor:
     def _reset(self) -> None:
         """Close all instances, start over with an empty allocator, and end this actor if no client joins."""
         allocator, self._allocator = self._allocator, Allocator(self._budget, self._open_pool)
-        self._serialized = {}
         self._classes = {}
         self._closing = asyncio.create_task(allocator.close())
         self._lingering = asyncio.create_task(self._linger(self._closing))
@@ -162,7 +137,10 @@ class ManagerActor:
 
     async def register(self, client: str, serialized: SerializedClass) -> None:
         """Add a class. Its source and pool must be the same for every client."""
-        existing = self._serialized.setdefault(serialized.name, serialized)
+        if serialized.name not in self._classes:
+            attributes = {"serialized": serialized, PICKLED_CLASS: serialized.pickled}
+            self._classes[serialized.name] = type(serialized.name.rpartition(".")[2], (Environment,), attributes)
+        existing: SerializedClass = self._classes[serialized.name].serialized
         for what in ("source", "pool"):
             if getattr(existing, what) != getattr(serialized, what):
                 raise ConfigError(
@@ -170,9 +148,6 @@ class ManagerActor:
                     f"{'' if what == 'source' else f': {serialized.pool}, not {existing.pool}'}; processes that share "
                     "a manager must run the same code"
                 )
-        if serialized.name not in self._classes:
-            short = serialized.name.rpartition(".")[2]
-            self._classes[serialized.name] = type(short, (Environment,), {"registered_name": serialized.name})
 
     def _env_class(self, name: str) -> type[Environment]:
         if name not in self._classes:
@@ -180,18 +155,17 @@ class ManagerActor:
         return self._classes[name]
 
     def _open_pool(self, env_class: type[Environment]) -> PoolState:
-        serialized = self._serialized[vars(env_class)["registered_name"]]
-        return PoolState(env_class, serialized.pool, SerializedRuntime(serialized))
+        pool: Pool = vars(env_class)["serialized"].pool
+        return PoolState(env_class, pool, cast("RayRuntime", pool.runtime))
 
     async def warm_up(self, client: str, names: Sequence[str]) -> None:
         """Begin to start the `min_warm` instances of these classes."""
-        await self._allocator.start()
-        self._allocator.warm_up([self._env_class(name) for name in names])
+        await self._allocator.warm_up([self._env_class(name) for name in names])
 
     async def pool_metrics(self, client: str) -> dict[str, PoolMetrics]:
         """A snapshot of every pool, by the name of its class."""
         pools = self._allocator.pools.items()
-        return {vars(env_class)["registered_name"]: pool.metrics() for env_class, pool in pools}
+        return {vars(env_class)["serialized"].name: pool.metrics() for env_class, pool in pools}
 
     # ── leases ──
 

@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +29,8 @@ from agentfly.validation import NonNegativeFloat, validate
 
 NAMESPACE = "agentfly"
 """Ray namespace of the shared managers, the same for every job."""
+PICKLED_CLASS = "_agentfly_pickled"
+"""Attribute of a placeholder for a class that this process has only pickled: what its instances are created from."""
 MAX_CONCURRENCY = 100_000
 """Concurrent calls per actor. With Ray's default of 1000, waiting chains would keep others from releasing."""
 _LOG = logging.getLogger(__name__)
@@ -101,28 +103,29 @@ def call_actor(actor: Any, method: str, *args: Any) -> Any:
         raise ActorUnreachable.from_ray(error) from error
 
 
+@contextlib.contextmanager
+def _translate_errors() -> Iterator[None]:
+    """Raise what an actor's method raised, and ActorUnreachable if there will be no answer."""
+    exceptions = import_ray().exceptions
+    try:
+        yield
+    except exceptions.RayError as error:
+        cause = error.cause if isinstance(error, exceptions.RayTaskError) else error
+        if isinstance(cause, exceptions.RayError):
+            raise ActorUnreachable.from_ray(cause) from error
+        raise cause from None
+
+
 async def await_answer(reference: Any) -> Any:
     """The result of an actor call, or the exception it raised; ActorUnreachable if there will be neither."""
-    ray = import_ray()
-    try:
+    with _translate_errors():
         return await reference
-    except ray.exceptions.RayTaskError as error:
-        if isinstance(error.cause, ray.exceptions.RayError):
-            raise ActorUnreachable.from_ray(error.cause) from error
-        raise error.cause from None
-    except ray.exceptions.RayError as error:
-        raise ActorUnreachable.from_ray(error) from error
 
 
 def get_answer(reference: Any, timeout: float) -> Any:
     """Like `await_answer`, but blocks the thread, for at most `timeout` seconds."""
-    ray = import_ray()
-    try:
-        return ray.get(reference, timeout=timeout)
-    except ray.exceptions.RayTaskError as error:
-        raise error.cause from None
-    except ray.exceptions.RayError as error:
-        raise ActorUnreachable.from_ray(error) from error
+    with _translate_errors():
+        return import_ray().get(reference, timeout=timeout)
 
 
 def kill(actor: Any) -> None:
@@ -133,7 +136,15 @@ def kill(actor: Any) -> None:
             ray.kill(actor)
 
 
-class InstanceActor:
+class Heartbeat:
+    """An actor that dies with the process that created it."""
+
+    async def stay(self) -> None:
+        """Never return: the pending call fails when the actor dies."""
+        await asyncio.Event().wait()
+
+
+class InstanceActor(Heartbeat):
     """The actor of one instance, in its own worker process on some node."""
 
     def __init__(self) -> None:
@@ -158,10 +169,6 @@ class InstanceActor:
         """Kill all descendants: Ray kills only the direct children of a worker."""
         if sys.platform == "linux":
             process_tree.kill_below(os.getpid())
-
-    async def stay(self) -> None:
-        """Never return: the pending call fails when the actor dies."""
-        await asyncio.Event().wait()
 
 
 class ActorTransport:
@@ -207,11 +214,9 @@ class RayRuntime:
 
     async def create(self, env_class: type[Environment]) -> InstanceHandle:
         """Create an instance in a new actor."""
-        pickled_class = dumps(env_class, modules_by_value(env_class, everything=True), env_class.__name__)
-        return await self.create_from_pickle(env_class, pickled_class)
-
-    async def create_from_pickle(self, env_class: type[Environment], pickled_class: bytes) -> ActorHandle:
-        """Create an instance of a pickled class in a new actor; `env_class` is the class of the local proxy."""
+        pickled_class = vars(env_class).get(PICKLED_CLASS)
+        if pickled_class is None:
+            pickled_class = dumps(env_class, modules_by_value(env_class, everything=True), env_class.__name__)
         reserved = {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus, "resources": dict(self.resources) or None}
         fixed = {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": MAX_CONCURRENCY}
         refused = self.options.keys() & {*reserved, *fixed, "name", "lifetime", "namespace", "get_if_exists"}
