@@ -9,6 +9,7 @@ import asyncio
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -46,6 +47,11 @@ from agentfly.types import Completion, FinishReason, Message, Reply, Sampling, T
 
 _UNSCORED = {FailureKind.ENVIRONMENT, FailureKind.BACKEND, FailureKind.AGENT, FailureKind.CANCELLED}
 """Failures after which the model's behavior cannot be scored."""
+_FORKED = (
+    "transcript", "turns", "failures", "prediction", "_stop_policy", "_initial", "_num_calls", "_num_sampled",
+    "_summarizing",
+)  # fmt: skip
+"""The state of a chain between two turns."""
 
 
 class Chain:
@@ -147,15 +153,9 @@ class Chain:
         """Show the task to the model, or continue from a fork point. Returns a stop reason where that is impossible."""
         self._emit(ChainStarted, self.task)
         if (start := self._start) is not None:
-            self.transcript = start.transcript.copy()
-            self.turns = list(start.turns)
-            self.failures = [] if self._attempt else list(start.failures)  # an earlier attempt has recorded them
-            self._stop_policy = start.stop_policy.copy()
-            self._initial = start.initial
-            self.prediction = start.prediction
-            self._summarizing = start.summarizing
-            self._num_calls = start.num_calls
-            self._num_sampled = start.num_sampled
+            vars(self).update({name: copy(value) for name, value in start.state.items()})
+            if self._attempt:  # an earlier attempt has recorded them
+                self.failures = []
             await self.leases.restore(start.environments)
             return None
         try:
@@ -173,19 +173,8 @@ class Chain:
         branching = self.settings.branching
         if self._on_fork is None or branching is None or len(self.turns) != branching.turn:
             return
-        point = ForkPoint(
-            transcript=self.transcript.copy(),
-            turns=tuple(self.turns),
-            failures=tuple(self.failures),
-            stop_policy=self._stop_policy.copy(),
-            initial=self._initial,
-            prediction=self.prediction,
-            summarizing=self._summarizing,
-            num_calls=self._num_calls,
-            num_sampled=self._num_sampled,
-            environments=await self.leases.snapshot(),
-        )
-        self._on_fork(point)
+        state = {name: copy(getattr(self, name)) for name in _FORKED}
+        self._on_fork(ForkPoint(len(self.turns), state, await self.leases.snapshot()))
         self._on_fork = None
 
     async def _loop(self) -> StopReason:

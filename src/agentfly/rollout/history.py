@@ -20,10 +20,8 @@ from pydantic import Field
 
 from agentfly.environment import Environment
 from agentfly.errors import ConfigError
-from agentfly.rollout.limits import StopPolicy
 from agentfly.segment import Author, Segment
 from agentfly.templates.template import History, Template
-from agentfly.trajectory import Failure, TurnRecord
 from agentfly.types import Completion, Content, Image, Message
 from agentfly.validation import NonNegativeInt, PositiveInt, validate_fields
 
@@ -105,7 +103,7 @@ class Transcript:
             self.messages.extend(delta)
             self.segment.append(author, [], delta, turn=turn)
 
-    def copy(self) -> Transcript:
+    def __copy__(self) -> Transcript:
         """A copy that goes on separately; sealed segments are shared."""
         other = Transcript(self._template)
         other.messages = list(self.messages)
@@ -290,15 +288,11 @@ class Branching:
 
 @dataclass(frozen=True, slots=True)
 class ForkPoint:
-    """A chain between two turns, from which other chains continue: the tokens so far and the environments' states."""
+    """A chain between two turns, from which other chains continue."""
 
-    transcript: Transcript
-    turns: tuple[TurnRecord, ...]
-    failures: tuple[Failure, ...]
-    stop_policy: StopPolicy
-    initial: Sequence[Message]
-    prediction: str
-    summarizing: bool
-    num_calls: int
-    num_sampled: int
+    turn: int
+    """Turns so far."""
+    state: Mapping[str, Any]
+    """Copies of the chain's attributes, by name."""
     environments: Mapping[type[Environment], Any]
+    """Snapshots of its environment instances."""

@@ -104,8 +104,7 @@ class StopPolicy:
         ends = self._control.on_no_call.then is NextStep.END
         return self._count_failure(self._control.on_no_call, StopReason.ANSWER if ends else StopReason.NO_CALL)
 
-    def copy(self) -> StopPolicy:
-        """A copy with the same counts."""
+    def __copy__(self) -> StopPolicy:
         other = StopPolicy(self._control)
         other._failed_turns = dict(self._failed_turns)
         return other

@@ -253,32 +253,28 @@ class Groups:
     def __init__(self, manager: ResourceManager, chains: Mapping[int, int]) -> None:
         """`chains`: number of chains per group."""
         self.manager = manager
-        self._chains = chains
-        self._open: dict[int, tuple[GroupLeases, int]] = {}
+        self._chains_left = Counter(chains)
+        self._open: dict[int, GroupLeases] = {}
 
     def add(self, number: int, count: int) -> None:
         """Expect further chains of a group, one of which is running."""
-        if number in self._open:
-            leases, left = self._open[number]
-            self._open[number] = (leases, left + count)
+        self._chains_left[number] += count
 
     def enter(self, number: int) -> GroupLeases:
         """Return the leases of a group for a chain that starts."""
         if number not in self._open:
-            self._open[number] = (self.manager.group(), self._chains[number])
-        return self._open[number][0]
+            self._open[number] = self.manager.group()
+        return self._open[number]
 
     def leave(self, number: int) -> None:
         """Count a chain of the group as ended, after its last attempt."""
-        group, left = self._open[number]
-        self._open[number] = (group, left - 1)
-        if left == 1:
-            del self._open[number]
-            group.close()
+        self._chains_left[number] -= 1
+        if not self._chains_left[number]:
+            self._open.pop(number).close()
 
     def close(self) -> None:
         """Release the leases of all groups."""
-        for group, _ in self._open.values():
+        for group in self._open.values():
             group.close()
         self._open.clear()
 
@@ -319,7 +315,7 @@ async def run_chain(
     if shared is not None:
         groups.leave(group)
     if job.branch_of is not None and job.start is not None:
-        trajectory = replace(trajectory, branch_of=job.branch_of, branch_turn=len(job.start.turns))
+        trajectory = replace(trajectory, branch_of=job.branch_of, branch_turn=job.start.turn)
     if settings.observer is not None:
         settings.observer(ChainEnded(group, chain, trajectory))
     return trajectory

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from agentfly.environment import Environment
 from agentfly.resources import Leases
@@ -13,16 +14,14 @@ from agentfly.trajectory import CallStatus
 from agentfly.types import ToolCall
 
 
+@dataclass(slots=True)
 class ToolRunner:
     """Runs the calls of one turn."""
 
-    __slots__ = ("_context", "_leases", "_observer", "_toolbox")
-
-    def __init__(self, toolbox: Toolbox, leases: Leases, context: Context, observer: Observer | None) -> None:
-        self._toolbox = toolbox
-        self._leases = leases
-        self._context = context
-        self._observer = observer
+    toolbox: Toolbox
+    leases: Leases
+    context: Context
+    observer: Observer | None
 
     async def run(self, calls: Sequence[ToolCall], limit: int) -> list[ToolResult]:
         """Return one result per call, in the order of the calls. Raises only EnvironmentFault.
@@ -31,7 +30,7 @@ class ToolRunner:
         (`ends_chain=True`) runs after all earlier calls, and later calls run one by one after it. A tool that ends the
         chain by its return value stops the later calls in the same environment, and those after the ending tool.
         """
-        tools = [self._toolbox.find(call) for call in calls[:limit]]
+        tools = [self.toolbox.find(call) for call in calls[:limit]]
         for call in calls[limit:]:
             limited = f"at most {limit} tool calls are run per reply. This call and all calls after it were not run."
             tools.append(ToolResult(f"Error: {limited}", CallStatus.INVALID, name=call.name))
@@ -64,14 +63,14 @@ class ToolRunner:
 
     async def _call(self, call: ToolCall, tool: Tool | ToolResult) -> ToolResult:
         """Run one call; a ToolResult in place of the tool is the result of a call that is not run."""
-        context, observer = self._context, self._observer
+        context, observer = self.context, self.observer
         if isinstance(tool, ToolResult):
             result = tool
         else:
             if observer is not None:
                 observer(ToolCalled(context.group, context.chain, context.turn, call))
             if tool.environments:
-                result = await self._leases.act(
+                result = await self.leases.act(
                     tool.environments,
                     lambda environments: tool.run(call.arguments, context=context, environments=environments),
                 )
