@@ -74,7 +74,6 @@ class Runtime(Protocol):
 
     async def create(self, env_class: type[Environment], /) -> InstanceHandle:
         """Create an instance without starting it. Raises ConfigError for what the user can fix."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,10 +28,10 @@ import importlib
 import importlib.machinery
 import importlib.util
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from agentfly.errors import AgentFlyError, ConfigError, describe
 
@@ -138,17 +138,31 @@ def load_attribute(group: str, module: str, name: str) -> Any:
     return plugin.load()
 
 
-class Named(Protocol):
-    """A decorated function."""
+class NamedFunction:
+    """A decorated function. Calling it calls the function."""
 
-    name: str
+    kind: ClassVar[str]
+
+    def __init__(self, function: Callable[..., Any], name: str | None, names: Mapping[str, Any] | None) -> None:
+        """`names`: local names that string type hints may use."""
+        functools.update_wrapper(self, function)
+        self.function = function
+        self.name: str = name or function.__name__
+        self._names = names or {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} {self.name} of {self.reference}>"
 
     @property
     def reference(self) -> str:
         """`module:qualified.name`, which finds it unambiguously."""
+        return f"{self.function.__module__}:{self.function.__qualname__}"
 
 
-T = TypeVar("T", bound=Named)
+T = TypeVar("T", bound=NamedFunction)
 
 
 class Registry(Generic[T]):

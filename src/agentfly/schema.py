@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 
 from agentfly.errors import ConfigError, describe
 
+_REFERENCE = re.compile(r'"\$ref": "#/\$defs/([^"]+)"')
 _typed_dict: Any = typing_extensions.TypedDict  # called at run time with fields that a type checker cannot know
 
 
@@ -160,7 +161,12 @@ def to_text(value: Any) -> str:
 def _tidy(schema: dict[str, Any]) -> dict[str, Any]:
     """Remove titles and inline definitions, except recursive ones."""
     definitions = schema.pop("$defs", {})
-    recursive = {name for name in definitions if _reaches(name, definitions[name], definitions, set())}
+    # The definitions that each one refers to, directly or through others.
+    refers = {name: set(_REFERENCE.findall(json.dumps(spec))) for name, spec in definitions.items()}
+    for through in definitions:
+        for names in refers.values():
+            names |= refers[through] if through in names else set()
+    recursive = {name for name in definitions if name in refers[name]}
 
     def walk(node: Any, inside_properties: bool = False) -> Any:
         if isinstance(node, list):
@@ -182,21 +188,6 @@ def _tidy(schema: dict[str, Any]) -> dict[str, Any]:
     if recursive:
         out["$defs"] = {name: walk(definitions[name]) for name in sorted(recursive)}
     return out
-
-
-def _reaches(target: str, node: Any, definitions: Mapping[str, Any], seen: set[str]) -> bool:
-    """Whether `node` refers to the definition `target`, directly or through other definitions."""
-    if isinstance(node, list):
-        return any(_reaches(target, item, definitions, seen) for item in node)
-    if not isinstance(node, dict):
-        return False
-    name = str(node.get("$ref", "")).rpartition("/")[2]
-    if name == target:
-        return True
-    if name in definitions and name not in seen:
-        seen.add(name)
-        return _reaches(target, definitions[name], definitions, seen)
-    return any(_reaches(target, value, definitions, seen) for value in node.values())
 
 
 def _type_name(spec: Mapping[str, Any]) -> str:

@@ -36,8 +36,10 @@ OFFERED = ("prediction", "final_response", "trajectory", "messages", "task", "co
 """Parameters that every reward may have; a column of the same name is available as `task.columns[name]`."""
 
 
-class Reward:
+class Reward(plugins.NamedFunction):
     """A function of a finished chain. Calling the reward calls the function; a chain uses `score`."""
+
+    kind = "reward"
 
     def __init__(
         self,
@@ -50,11 +52,8 @@ class Reward:
         """`names`: local names that string type hints may use. The other settings are those of `reward`."""
         if not callable(function) or not hasattr(function, "__qualname__") or isinstance(function, type | Reward):
             raise ConfigError(f"{function!r} cannot be made a reward: decorate a function or an async function")
-        functools.update_wrapper(self, function)
-        self.function = function
-        self.name: str = name or function.__name__
+        super().__init__(function, name, names)
         self.timeout = timeout
-        self._names = names or {}
         self.parameters = dict(inspect.signature(function).parameters)
         for each in self.parameters.values():
             if each.kind is each.POSITIONAL_ONLY:
@@ -62,16 +61,6 @@ class Reward:
         if timeout is not None and timeout <= 0:
             raise ConfigError(f"reward {self.name!r}: timeout must be above 0, not {timeout}; None means no limit")
         REWARDS.add(self)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(*args, **kwargs)
-
-    def __repr__(self) -> str:
-        return f"<reward {self.name} of {self.reference}>"
-
-    @property
-    def reference(self) -> str:
-        return f"{self.function.__module__}:{self.function.__qualname__}"
 
     @functools.cached_property
     def environments(self) -> dict[str, type[Environment]]:

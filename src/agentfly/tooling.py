@@ -73,9 +73,10 @@ class ToolResult:
         return CallRecord(self.name, self.status, self.seconds, self.info, self.retries)
 
 
-class Tool:
+class Tool(plugins.NamedFunction):
     """A function the model may call. Calling the tool calls the function; a chain uses `run`."""
 
+    kind = "tool"
     collision_hint = "give one another name="
     """What to do about two tools of the same name."""
 
@@ -103,15 +104,12 @@ class Tool:
             wrong = "it yields; a tool must return its observation"
         if wrong:
             raise ConfigError(f"{function!r} cannot be made a tool: {wrong}")
-        functools.update_wrapper(self, function)
-        self.function = function
-        self.name: str = name or function.__name__
+        super().__init__(function, name, names)
         self.max_length = max_length
         self.ends_chain = ends_chain
         self.timeout = timeout
         self.retries = retries
         self._description = description
-        self._names = names or {}
         self._class: type | None = None
         """The class that defines this method; None for a function, and for a method bound to its instance."""
         self._attribute = function.__name__
@@ -120,9 +118,6 @@ class Tool:
         validate(f"tool {self.name!r}: timeout", timeout, PositiveFloat | None, " (None: no limit)")
         validate(f"tool {self.name!r}: retries", retries, NonNegativeInt)
         TOOLS.add(self)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(*args, **kwargs)
 
     def __set_name__(self, owner: type, name: str) -> None:
         if self.function.__qualname__ == f"{owner.__qualname__}.{self.function.__name__}":  # defined in this class
@@ -147,9 +142,6 @@ class Tool:
         new.__dict__.update(changes)
         return new
 
-    def __repr__(self) -> str:
-        return f"<tool {self.name} of {self.reference}>"
-
     @property
     def owner(self) -> type[Environment] | None:
         """The environment class that defines this method; None for a function."""
@@ -160,7 +152,7 @@ class Tool:
         """`module:qualified.name`, unique for every tool."""
         if self.owner is not None:
             return f"{self.owner.__module__}:{self.owner.__qualname__}.{self.function.__name__}"
-        return f"{self.function.__module__}:{self.function.__qualname__}"
+        return super().reference
 
     @functools.cached_property
     def injected_parameters(self) -> dict[str, type[Environment] | None]:

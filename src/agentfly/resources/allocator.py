@@ -63,7 +63,6 @@ class Allocator:
             self._spawn(status.serve(WeakMethod(self.pool_metrics)))  # weak: serving must not keep a manager alive
 
     def pool(self, env_class: type[Environment]) -> PoolState:
-        """The pool of an environment, created on first use."""
         if env_class not in self.pools:
             self.pools[env_class] = self._open_pool(env_class)
         return self.pools[env_class]
@@ -82,11 +81,6 @@ class Allocator:
     async def acquire(
         self, env_classes: Sequence[type[Environment]], holder: Holder, order: int | None = None
     ) -> tuple[int, list[Instance]]:
-        """Lease one healthy instance of each class, all at once.
-
-        order: position in the queues of an earlier request of the same group; None takes the last position. Returns the
-        position and the instances.
-        """
         await self.start()
         pools = tuple([self.pool(env_class) for env_class in env_classes])
         if order is None:

@@ -26,20 +26,17 @@ class InstanceProvider(Protocol):
     async def acquire(
         self, env_classes: EnvClasses, holder: Holder, order: int | None = None
     ) -> tuple[int, list[Instance]]:
-        """Lease one instance of each class, all at once.
+        """Lease one healthy instance of each class, all at once.
 
         order: position in the queues of an earlier request of the same group; None takes the last position. Returns the
         position and the instances.
         """
-        ...
 
     def release(self, instance: Instance, holder: Holder) -> None:
         """Release an instance for one holder."""
-        ...
 
     def pool(self, env_class: type[Environment]) -> PoolState:
-        """The pool of an environment."""
-        ...
+        """The pool of an environment, created on first use."""
 
 
 class GroupLeases:

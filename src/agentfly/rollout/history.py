@@ -145,6 +145,9 @@ class _NoSummary:
 
     __slots__ = ()
 
+    def __post_init__(self) -> None:
+        validate_fields(self, f"{type(self).__name__}: ")
+
     def summary_request(self, later: Sequence[Message], tokens: int) -> str | None:
         return None
 
@@ -155,9 +158,6 @@ class KeepObservations(_NoSummary):
 
     last: NonNegativeInt = 3
     placeholder: str = "(left out)"
-
-    def __post_init__(self) -> None:
-        validate_fields(self, "KeepObservations: ")
 
     def fold(self, initial: Sequence[Message], later: Sequence[Message], summary: str | None) -> list[Message] | None:
         """Without tool messages, as with agents that receive observations in user messages, user messages count."""
@@ -175,9 +175,6 @@ class KeepImages(_NoSummary):
 
     last: NonNegativeInt = 1
     placeholder: str = "(earlier image left out)"
-
-    def __post_init__(self) -> None:
-        validate_fields(self, "KeepImages: ")
 
     def fold(self, initial: Sequence[Message], later: Sequence[Message], summary: str | None) -> list[Message] | None:
         """The history with the placeholder for all but the last images, or None if there are few enough."""
@@ -224,9 +221,6 @@ class StepHistory(_NoSummary):
 
     history: NonNegativeInt = 2
     """Number of earlier turns in the prompt. With 0, the last observation is appended to the question."""
-
-    def __post_init__(self) -> None:
-        validate_fields(self, "StepHistory: ")
 
     def fold(self, initial: Sequence[Message], later: Sequence[Message], summary: str | None) -> list[Message] | None:
         """The initial messages and the last turns, or None before the first turn."""

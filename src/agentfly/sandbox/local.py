@@ -55,9 +55,8 @@ class LocalSandbox(Sandbox):
         preload: tuple[str, ...],
         ready_sessions: int,
     ) -> None:
-        super().__init__()
+        super().__init__(plan.mechanism, capabilities)
         self._plan = plan
-        self._capabilities = capabilities
         self._cgroups = cgroups
         self._preload = preload
         self._zygote: ZygoteHandle | None = None
@@ -66,16 +65,6 @@ class LocalSandbox(Sandbox):
         self._ready: OrderedDict[Limits, _ReadySessions] = OrderedDict()
         """The least recently used limits come first."""
         self._forking: set[asyncio.Task[None]] = set()
-
-    @property
-    def mechanism(self) -> str:
-        """Name of the mechanism."""
-        return self._plan.mechanism
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What the mechanism enforces."""
-        return self._capabilities
 
     @property
     def preloaded_libraries(self) -> tuple[str, ...]:
@@ -137,7 +126,6 @@ class LocalSandbox(Sandbox):
         return LocalHost(self._plan, self._cgroups, zygote, limits=limits, on_closed=self._hosts.discard)
 
     async def close(self) -> None:
-        """Close all sessions and the zygote."""
         for forking in self._forking:
             forking.cancel()
         await super().close()
@@ -198,11 +186,9 @@ class LocalHost(SessionHost):
         await self._wait_until_ready()
 
     def memory_kills(self) -> int:
-        """Number of processes killed by the kernel for memory."""
         return self._cgroup.memory_kills() if self._cgroup else 0
 
     async def memory(self) -> int | None:
-        """Bytes charged to the cgroup."""
         return self._cgroup.memory() if self._cgroup else None
 
     async def pause(self, paused: bool) -> None:

@@ -69,7 +69,6 @@ class Opener(Protocol[AnySandbox]):
 
     async def open_sandbox(self) -> AnySandbox:
         """Open a sandbox and verify that it runs code. Raises SandboxUnavailable."""
-        ...
 
 
 @overload
@@ -266,20 +265,16 @@ Mechanism = str | Opener[Any] | None
 """Name of a sandbox mechanism, or an opener such as a Container; None is the strongest that works here."""
 
 
-class _SharedSandbox:
-    """Keeps a sandbox open in an asynchronous generator, which the event loop closes when it shuts down."""
-
-    def __init__(self, mechanism: Mechanism) -> None:
-        self._generator = self._hold_open(mechanism)
-        self.opening = asyncio.ensure_future(anext(self._generator))
-
-    async def _hold_open(self, mechanism: Mechanism) -> AsyncGenerator[Sandbox, None]:
-        opening: Any = open_sandbox(mechanism)
-        async with await opening as sandbox:
-            yield sandbox
+_HeldOpen = tuple[AsyncGenerator[Sandbox, None], asyncio.Future[Sandbox]]
+_SANDBOXES: dict[asyncio.AbstractEventLoop, dict[Mechanism, _HeldOpen]] = {}
+"""For each loop and mechanism the generator that holds the sandbox open, and its opening."""
 
 
-_SANDBOXES: dict[asyncio.AbstractEventLoop, dict[Mechanism, _SharedSandbox]] = {}
+async def _hold_open(mechanism: Mechanism) -> AsyncGenerator[Sandbox, None]:
+    """Keep a sandbox open until the event loop shuts down, which closes its asynchronous generators."""
+    opening: Any = open_sandbox(mechanism)
+    async with await opening as sandbox:
+        yield sandbox
 
 
 async def shared_sandbox(mechanism: Mechanism) -> Sandbox:
@@ -290,10 +285,13 @@ async def shared_sandbox(mechanism: Mechanism) -> Sandbox:
         for closed in [known for known in list(_SANDBOXES) if known.is_closed()]:
             _SANDBOXES.pop(closed, None)
     sandboxes = _SANDBOXES.setdefault(loop, {})
-    shared = sandboxes.get(mechanism) or sandboxes.setdefault(mechanism, _SharedSandbox(mechanism))
+    if mechanism not in sandboxes:
+        holding = _hold_open(mechanism)
+        sandboxes[mechanism] = holding, asyncio.ensure_future(anext(holding))
+    opening = sandboxes[mechanism][1]
     try:
-        return await asyncio.shield(shared.opening)
+        return await asyncio.shield(opening)
     except BaseException:
-        if shared.opening.done():  # opening failed: the next caller tries again
+        if opening.done():  # opening failed: the next caller tries again
             sandboxes.pop(mechanism, None)
         raise

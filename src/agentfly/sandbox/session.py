@@ -8,7 +8,6 @@ import secrets
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
-from types import TracebackType
 from typing import Any, Self
 
 from agentfly.errors import EnvironmentFault
@@ -307,19 +306,12 @@ class Session:
 class Sandbox(ABC):
     """Opens sessions of one mechanism, and closes all of them with itself. An asynchronous context manager."""
 
-    def __init__(self) -> None:
+    def __init__(self, mechanism: str, capabilities: Capabilities) -> None:
+        self.mechanism = mechanism
+        self.capabilities = capabilities
+        """What the mechanism enforces."""
         self._hosts: set[SessionHost] = set()
         self._closed = False
-
-    @property
-    @abstractmethod
-    def mechanism(self) -> str:
-        """Name of the mechanism."""
-
-    @property
-    @abstractmethod
-    def capabilities(self) -> Capabilities:
-        """What the mechanism enforces."""
 
     @abstractmethod
     async def _make_host(self, limits: Limits) -> SessionHost:
@@ -328,9 +320,7 @@ class Sandbox(ABC):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def open_session(self, limits: Limits | None = None) -> Session:

@@ -32,11 +32,9 @@ class FrameProtocol(asyncio.Protocol):
         """The protocol error that closed the connection; empty if the other end disconnected."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Called by asyncio."""
         self._transport = cast("asyncio.Transport", transport)
 
     def connection_lost(self, _: Exception | None) -> None:
-        """Called by asyncio when either end has closed the connection."""
         self._transport = None
         self.on_close()
 
@@ -91,7 +89,6 @@ class RpcConnection(FrameProtocol):
         return connection
 
     async def ask(self, request: bytes) -> bytes:
-        """Send a request and return the answer. A cancellation is forwarded to the other end."""
         number = next(self._numbers)
         answer: bytes | None = None
         if self._transport is not None:
@@ -115,7 +112,6 @@ class RpcConnection(FrameProtocol):
             waiting.set_result(payload)
 
     def on_close(self) -> None:
-        """Wake all waiting requests."""
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_result(None)
@@ -133,7 +129,6 @@ class RpcWorker(FrameProtocol):
         self.closed = asyncio.Event()
 
     def on_frame(self, kind: bytes, number: int, payload: bytes) -> None:
-        """Start or cancel a request."""
         if kind == QUESTION:
             task = self._tasks[number] = asyncio.create_task(self._answer(number, payload))
             task.add_done_callback(lambda _: self._tasks.pop(number))
@@ -144,7 +139,6 @@ class RpcWorker(FrameProtocol):
         self.send(ANSWER, number, await self._server.answer(request))
 
     def on_close(self) -> None:
-        """The host has disconnected."""
         self.closed.set()
 
 

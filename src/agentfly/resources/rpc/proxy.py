@@ -33,7 +33,6 @@ class Transport(Protocol):
 
     async def ask(self, request: bytes) -> bytes:
         """The answer. EnvironmentFault if there will be none. A cancellation cancels the request."""
-        ...
 
 
 class RemoteError(Exception):

@@ -27,7 +27,6 @@ class ProcessRuntime:
         self.max_instances: int | None = max(8, 4 * (os.cpu_count() or 1))
 
     async def create(self, env_class: type[Environment]) -> InstanceHandle:
-        """Create an instance in a new worker."""
         if not hasattr(os, "fork"):
             raise ConfigError(
                 f"runtime='process' needs a system that can fork, which {sys.platform} cannot; use 'in_process'"
@@ -72,7 +71,6 @@ class _WorkerHandle(InstanceHandle):
         self._connection = connection
 
     def exit_reason(self) -> str | None:
-        """Why its process ended; None while it runs."""
         return self._connection.broken or self._worker.poll()
 
     def memory(self) -> int | None:

@@ -58,7 +58,6 @@ class SandboxRuntime:
         self._limits = limits or Limits(seconds=3600.0)
 
     async def create(self, env_class: type[Environment]) -> InstanceHandle:
-        """Create an instance in a new session."""
         session = await (await shared_sandbox(self._mechanism)).open_session(self._limits)
         try:
             await session.put(f"{_FOLDER}/sources.zip", _sources())
@@ -106,7 +105,6 @@ class _SandboxHandle(InstanceHandle):
         self._memory: int | None = None
 
     def exit_reason(self) -> str | None:
-        """Why the session has ended; None while it is alive."""
         return None if self._session.alive else "its session is over"
 
     def memory(self) -> int | None:
@@ -114,7 +112,6 @@ class _SandboxHandle(InstanceHandle):
         return self._memory
 
     async def measure(self) -> None:
-        """Measure the memory of the session."""
         self._memory = await self._session.memory()
 
     async def pause(self) -> None:
@@ -123,11 +120,9 @@ class _SandboxHandle(InstanceHandle):
         await self._session.pause()
 
     async def resume(self) -> None:
-        """Resume the session."""
         await self._session.resume()
 
     async def terminate(self) -> None:
-        """End every process of the session."""
         await self._session.close()
 
 

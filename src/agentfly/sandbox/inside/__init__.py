@@ -4,7 +4,6 @@ starts them by path, or sends them to `bootstrap`; `agentfly.sandbox` imports no
     launch          on the host: switches to a user id of its own, mounts the zygote's root, starts the zygote in it
     zygote          preloads libraries, clones one session init per session, never runs user code
     bootstrap       in a container: receives the other programs on stdin
-    container_init  in a container: becomes the session init
     session_init    first process of a session: owns the channel to the host, handles files and shell commands, watches
                     the interpreter
     interpreter     the only process that runs user code

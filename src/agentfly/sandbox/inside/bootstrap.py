@@ -22,7 +22,6 @@ class SourceLoader(importlib.abc.MetaPathFinder, importlib.abc.ExecutionLoader):
         self.sources = sources
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> "importlib.machinery.ModuleSpec | None":
-        """Return the spec of a module whose source is known."""
         return importlib.util.spec_from_loader(name, self) if name in self.sources else None
 
     def is_package(self, name: str) -> bool:
@@ -30,7 +29,6 @@ class SourceLoader(importlib.abc.MetaPathFinder, importlib.abc.ExecutionLoader):
         return any(each.startswith(name + ".") for each in self.sources)
 
     def get_source(self, name: str) -> str:
-        """Return the source text."""
         return self.sources[name]
 
     def get_filename(self, name: str) -> str:

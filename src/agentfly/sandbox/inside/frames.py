@@ -51,21 +51,17 @@ class PipeChannel:
         self._write_fd = write_fd
 
     def fileno(self) -> int:
-        """Return the file descriptor to poll for input."""
         return self._read_fd
 
     def recv(self, size: int, /) -> bytes:
-        """Read up to `size` bytes; empty at the end of the stream."""
         return os.read(self._read_fd, size)
 
     def sendall(self, data: bytes, /) -> None:
-        """Write all bytes."""
         view = memoryview(data)
         while view:
             view = view[os.write(self._write_fd, view) :]
 
     def close(self) -> None:
-        """Close both pipes."""
         for fd in self.fds:
             os.close(fd)
 

@@ -16,6 +16,7 @@ calls to the next one are relayed.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import select
@@ -34,7 +35,23 @@ _EXIT_SECONDS = 0.2  # how long an interpreter that closed its channel may take 
 _SHELLS = ("/bin/bash", "/bin/sh")  # the first that exists
 
 
-def main(
+def main(config: dict[str, Any]) -> NoReturn:
+    """Become the session init as the first process of a container, connected to the host by stdin and stdout.
+
+    The kernel protects the first process of a pid namespace from every signal of the others, SIGKILL included: user
+    code of the same user id cannot kill it, and cannot read its memory, because it is not dumpable.
+    """
+    if os.getpid() != 1:
+        raise SystemExit("the session init must be the first process of its container; run it without an init process")
+    os.umask(0o022)
+    interpreter.warm_up()
+    gc.collect()
+    gc.freeze()
+    pipes = frames.PipeChannel(os.dup(0), os.dup(1))
+    run(pipes, pipes.fds, config["limits"], config)
+
+
+def run(
     host: frames.Channel,
     keep: set[int],
     limits: dict[str, Any],

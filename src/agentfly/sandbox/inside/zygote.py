@@ -88,7 +88,7 @@ class Zygote:
             return
         if pid == 0:
             signal.set_wakeup_fd(-1)
-            session_init.main(host, {host.fileno()}, request["limits"], config=self.config, direct=direct)
+            session_init.run(host, {host.fileno()}, request["limits"], config=self.config, direct=direct)
         self.sessions[request["id"]] = pid
 
     def kill(self, pid: int) -> None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from agentfly.resources.runtimes.container.engine import ContainerEngine
 
 _SCRATCH = ("/tmp", "/var/tmp", "/run")  # an engine may make these writable without a limit
-_PROGRAM = f"{INSIDE.name}.container_init"
+_PROGRAM = f"{INSIDE.name}.session_init"
 _MAX_LAUNCHES = 16
 _STREAM_HEADER = struct.Struct(">BxxxI")
 """Docker's header of a chunk: stream (1 stdout, 2 stderr) and length."""
@@ -71,7 +71,6 @@ class Container:
             raise ConfigError(f"Container(environment={self.environment!r}): it must map names to texts")
 
     async def create(self, env_class: type[Environment]) -> InstanceHandle:
-        """Create an instance in its own container."""
         return await SandboxRuntime(self).create(env_class)
 
     async def open_sandbox(self) -> ContainerSandbox:
@@ -123,29 +122,17 @@ class ContainerSandbox(Sandbox):
     """Opens sessions in containers with the same settings."""
 
     def __init__(self, container: Container, engine: ContainerEngine) -> None:
-        super().__init__()
+        tmpfs = "the working folder, /tmp and the like, each a tmpfs"
+        capabilities = Capabilities(
+            network="the engine's" if container.network else "none",
+            **dict.fromkeys(("memory", "processes", "cpu"), engine.cgroup),
+            disk=tmpfs if container.read_only else "none",
+            inodes="none" if engine.podman or not container.read_only else tmpfs,
+            boundary=f"container ({container.runtime or engine.runtime}), seccomp",
+        )
+        super().__init__("container", capabilities)
         self._container, self._engine = container, engine
         self._launch_slots = asyncio.Semaphore(_MAX_LAUNCHES)
-
-    @property
-    def mechanism(self) -> str:
-        """Name of the isolation mechanism."""
-        return "container"
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What is enforced, and by which mechanism."""
-        cgroup = self._engine.cgroup
-        tmpfs = "the working folder, /tmp and the like, each a tmpfs"
-        return Capabilities(
-            network="the engine's" if self._container.network else "none",
-            memory=cgroup,
-            processes=cgroup,
-            disk=tmpfs if self._container.read_only else "none",
-            inodes="none" if self._engine.podman or not self._container.read_only else tmpfs,
-            cpu=cgroup,
-            boundary=f"container ({self._container.runtime or self._engine.runtime}), seccomp",
-        )
 
     async def open_host(self, limits: Limits) -> SessionHost:
         """Start a container. Concurrent launches are limited, or they would time out waiting for the engine."""
@@ -156,7 +143,6 @@ class ContainerSandbox(Sandbox):
         return ContainerHost(self._container, self._engine, limits, self._hosts.discard)
 
     async def close(self) -> None:
-        """End every session."""
         try:
             await super().close()
         finally:
@@ -244,7 +230,6 @@ class ContainerHost(SessionHost):
         return int(self._out_of_memory)
 
     async def memory(self) -> int | None:
-        """Memory usage in bytes, measured by the engine."""
         used: int | None = await call(self._engine.memory, self.name)
         return used
 

@@ -110,7 +110,6 @@ class RayManager(ResourceManager):
         return list(pools.values())
 
     async def warm_up(self, env_classes: Iterable[type[Environment]]) -> None:
-        """Begin to start the `min_warm` instances of these environments, without waiting for them."""
         names = [await self._register(env_class) for env_class in env_classes]
         await self._ask(await self._connect(), "warm_up", names)
 
@@ -157,7 +156,6 @@ class RayManager(ResourceManager):
     async def acquire(
         self, env_classes: Sequence[type[Environment]], holder: Holder, order: int | None = None
     ) -> tuple[int, list[Instance]]:
-        """Lease one instance of each class, all at once; its position in the queues and the instances."""
         names = [await self._register(env_class) for env_class in env_classes]
         request = next(self._requests)
         actor = await self._connect()
@@ -181,7 +179,6 @@ class RayManager(ResourceManager):
         return order, instances
 
     def release(self, instance: Instance, holder: Holder) -> None:
-        """Release an instance for one holder."""
         actor = cast("_LeasedHandle", instance.handle).manager_actor
         _notify(actor, "release", self._client_id, instance.number, holder, instance.evict_reason)
 

@@ -159,7 +159,6 @@ class ManagerActor:
         return PoolState(env_class, pool, cast("RayRuntime", pool.runtime))
 
     async def warm_up(self, client: str, names: Sequence[str]) -> None:
-        """Begin to start the `min_warm` instances of these classes."""
         await self._allocator.warm_up([self._env_class(name) for name in names])
 
     async def pool_metrics(self, client: str) -> dict[str, PoolMetrics]:
@@ -172,7 +171,6 @@ class ManagerActor:
     async def acquire(
         self, client: str, request: int, names: Sequence[str], holder: Holder, order: int | None
     ) -> tuple[int, list[Grant]]:
-        """Lease one instance of each class, all at once."""
         lessee = self._clients.get(client)
         if lessee is None:
             raise EnvironmentFault("this process has left the manager")
@@ -211,7 +209,6 @@ class ManagerActor:
             lessee.withdrawn.add(request)
 
     async def release(self, client: str, number: int, holder: Holder, evict_reason: str) -> None:
-        """Release an instance for one holder."""
         lessee = self._clients.get(client)
         leases = lessee.leases if lessee is not None else []
         for lease in leases:

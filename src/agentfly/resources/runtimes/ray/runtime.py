@@ -153,7 +153,6 @@ class InstanceActor(Heartbeat):
             kernel.adopt_orphans()
 
     async def answer(self, request: bytes) -> bytes:
-        """Execute a request."""
         return await self._server.answer(request)
 
     async def node(self) -> str:
@@ -179,7 +178,6 @@ class ActorTransport:
         self._description = description
 
     async def ask(self, request: bytes) -> bytes:
-        """The answer to a request. A cancellation is forwarded."""
         try:
             reference = call_actor(self._actor, "answer", request)
             try:
@@ -213,7 +211,6 @@ class RayRuntime:
             validate(f"RayRuntime's {name}", amount, NonNegativeFloat)
 
     async def create(self, env_class: type[Environment]) -> InstanceHandle:
-        """Create an instance in a new actor."""
         pickled_class = vars(env_class).get(PICKLED_CLASS)
         if pickled_class is None:
             pickled_class = dumps(env_class, modules_by_value(env_class, everything=True), env_class.__name__)
