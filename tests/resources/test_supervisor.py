@@ -315,9 +315,16 @@ class Docker(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 @pytest.fixture
 def docker(tmp_path: Path) -> Iterator[tuple[str, list[str]]]:
     """What there is of the Docker API here: it fails once, then deletes."""
+    pytest.importorskip("docker")
     asked: list[str] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            assert self.path == "/version"
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"ApiVersion": "1.41"}')
+
         def do_DELETE(self) -> None:
             asked.append(self.path)
             self.send_response(500 if len(asked) == 1 else 204)
@@ -346,7 +353,7 @@ def test_only_registered_containers_are_removed(docker: tuple[str, list[str]], t
     one.unregister("folder", str(tmp_path))
     one.close()
     one.close()
-    assert asked == ["/containers/abc?force=1&v=1"] * 2
+    assert asked == ["/v1.41/containers/abc?v=True&link=False&force=True"] * 2
     with pytest.raises(ValueError, match="a supervisor removes a folder or a container, not a 'cloud'"):
         one.register("cloud", "x")
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import http.client
 import importlib
 import io
 import json
@@ -22,7 +21,6 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
-from urllib.parse import quote, urlsplit
 
 import psutil  # type: ignore[import-untyped]
 
@@ -235,26 +233,19 @@ def remove(kind: str, what: str) -> None:
         with contextlib.suppress(OSError, EnvironmentFault):
             remove_folder(Path(what))
         return
-    address, _, container = what.rpartition(" ")
-    parts = urlsplit(address)
-    from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_incrementing  # seldom needed
+    import docker  # these are seldom needed; a process that registers a container has them
+    from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_incrementing
 
+    address, _, container = what.rpartition(" ")
     for attempt in Retrying(
-        retry=retry_if_exception_type((OSError, http.client.HTTPException)),
+        retry=retry_if_exception_type((OSError, docker.errors.DockerException)),
         wait=wait_incrementing(start=0.5, increment=0.5),
         stop=stop_after_attempt(3),
         retry_error_callback=lambda _: None,  # best effort: a supervisor has no caller to report to
     ):
-        with attempt:
-            if parts.scheme == "unix":
-                connection = http.client.HTTPConnection("localhost", timeout=30)
-                connection.sock = socket.socket(socket.AF_UNIX)
-                connection.sock.settimeout(30)
-                connection.sock.connect(parts.path)
-            else:
-                connection = http.client.HTTPConnection(parts.hostname or "localhost", parts.port or 2375, timeout=30)
-            with contextlib.closing(connection):
-                connection.request("DELETE", f"/containers/{quote(container, safe='')}?force=1&v=1")
-                status = connection.getresponse().status
-                if status not in (204, 404):
-                    raise OSError(f"status {status}")
+        with (
+            attempt,
+            contextlib.suppress(docker.errors.NotFound),
+            contextlib.closing(docker.APIClient(address, version="auto", timeout=30)) as api,
+        ):
+            api.remove_container(container, v=True, force=True)

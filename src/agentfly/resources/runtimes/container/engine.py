@@ -9,7 +9,6 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +26,6 @@ BOOT_LABEL = "agentfly.boot"
 """Label with the boot id of the machine that the process runs on."""
 _API_SECONDS, _EXIT_SECONDS = 60, 10
 _MAX_CONNECTIONS, _REMOVE_ATTEMPTS = 64, 20
-
-
-@dataclass(frozen=True)
-class ContainerExit:
-    """How a container ended."""
-
-    status: int | None = None
-    """Wait status of its first process; None if the container was killed here."""
-    out_of_memory: bool = False
 
 
 class ContainerEngine:
@@ -160,18 +150,20 @@ class ContainerEngine:
             used = self._api.stats(name, stream=False, one_shot=True).get("memory_stats", {}).get("usage")
         return None if used is None else int(used)
 
-    def wait_and_remove(self, name: str) -> ContainerExit:
-        """Remove a container that has exited or is about to; how it ended."""
-        try:
-            with self._translate_errors("report how a container ended"):
-                code = int(self._api.wait(name, timeout=_EXIT_SECONDS)["StatusCode"])
-                state = self._api.inspect_container(name)["State"]
-        except EnvironmentFault:
-            return self.remove(name)
-        self.remove(name)
-        return ContainerExit(code - 128 if 128 < code < 192 else code << 8, bool(state.get("OOMKilled")))
+    def wait_and_remove(self, name: str) -> tuple[int | None, bool]:
+        """Remove a container that has exited or is about to.
 
-    def remove(self, name: str) -> ContainerExit:
+        Returns the wait status of its first process (None if unknown), and whether it ran out of memory.
+        """
+        status, out_of_memory = None, False
+        with contextlib.suppress(EnvironmentFault), self._translate_errors("report how a container ended"):
+            code = int(self._api.wait(name, timeout=_EXIT_SECONDS)["StatusCode"])
+            out_of_memory = bool(self._api.inspect_container(name)["State"].get("OOMKilled"))
+            status = code - 128 if 128 < code < 192 else code << 8
+        self.remove(name)
+        return status, out_of_memory
+
+    def remove(self, name: str) -> None:
         """Kill and remove a container; a missing one is ignored."""
         with self._translate_errors("remove a container"):
             attempts = Retrying(  # it may be exiting, or another process may be removing it
@@ -183,7 +175,6 @@ class ContainerEngine:
             for attempt in attempts:
                 with attempt, contextlib.suppress(docker.errors.NotFound):
                     self._api.remove_container(name, v=True, force=True)
-        return ContainerExit()
 
     def close(self) -> None:
         """Close the connections to the engine."""

@@ -245,11 +245,12 @@ class ContainerHost(SessionHost):
             return None
         await asyncio.wait([self._launching])
         launched = self._launching.exception() is None
+        status: int | None = None
         try:
             if launched and self.channel.gone:
-                exited = await call(self._engine.wait_and_remove, self.name)
+                status, self._out_of_memory = await call(self._engine.wait_and_remove, self.name)
             else:
-                exited = await call(self._engine.remove, self.name)
+                await call(self._engine.remove, self.name)
         except EnvironmentFault:
             _LOG.warning("container %s is left behind; it is removed after this process has ended", self.name)
             raise
@@ -257,8 +258,6 @@ class ContainerHost(SessionHost):
             if launched:
                 self.channel.close()
         await call(get_supervisor().unregister, "container", f"{self._engine.address} {self.name}")
-        self._out_of_memory = exited.out_of_memory
-        status: int | None = exited.status
         return status
 
 
