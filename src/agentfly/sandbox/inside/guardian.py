@@ -67,7 +67,7 @@ def guard(run: Callable[[], NoReturn], owner: int, close: Iterable[int], term_se
         os.close(fd)
     poller = select.poll()
     poller.register(wake, select.POLLIN)
-    interval = 1000  # milliseconds between two looks at the parent, where its end does not wake this process
+    interval: int | None = 1000  # milliseconds between two looks at the parent; None: its end wakes this process
     with contextlib.suppress(OSError, AttributeError):
         poller.register(os.pidfd_open(owner), select.POLLIN)
         interval = None
