@@ -19,7 +19,7 @@ from agentfly.algorithms.loss import Loss
 from agentfly.backends.engine.loading import load_model, max_positions, resolve_device
 from agentfly.errors import ConfigError, DataError
 from agentfly.models import resolve
-from agentfly.training.batch import ModelInputs, Sample, split_micro_batches
+from agentfly.training.batch import Sample, split_micro_batches
 from agentfly.training.local_learner import LocalLearner
 from agentfly.training.model import Backbone
 from agentfly.trajectory import Trajectory
@@ -135,9 +135,9 @@ def measure_fit(model: Any, segments: Sequence[SegmentArrays]) -> DemonstrationF
     loss = 0.0
     batches = split_micro_batches(segments, _FIT_TOKENS, lambda each: len(each.tokens), padded=not backbone.packed)
     for batch in batches:
-        inputs = ModelInputs.from_segments(batch)
-        targets = torch.from_numpy(inputs.targets).long().to(backbone.device)
-        logits = backbone.logits(inputs).float()  # [sampled, vocab]
+        targets = torch.from_numpy(np.concatenate([each.tokens[each.mask] for each in batch])).long()
+        targets = targets.to(backbone.device)  # [sampled]
+        logits = backbone.logits(batch).float()  # [sampled, vocab]
         loss += float(torch.nn.functional.cross_entropy(logits, targets, reduction="sum"))
         correct += int((logits.argmax(-1) == targets).sum())
         tokens += len(targets)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from agentfly.algorithms.base import AdvantageEstimate, Algorithm, Episode, Group, SegmentReward
+from agentfly.algorithms.base import Algorithm, Episode, Group, SegmentReward
 from agentfly.segment import Author, Segment
 from agentfly.trajectory import CallRecord, CallStatus, Score, StopReason, Trajectory, TurnRecord
 from agentfly.types import Completion, FinishReason, Message, Task
@@ -76,7 +76,7 @@ def advantages(algorithm: Algorithm, *groups: Sequence[Episode], greedy: Episode
     ]
 
 
-def _checked(each: Episode, credit: AdvantageEstimate) -> Array:
+def _checked(each: Episode, credit: Episode) -> Array:
     for numbers in (credit.advantages, credit.returns or ()):
         for number, piece in zip(numbers, each.segments, strict=False):
             assert number.dtype == np.float32

@@ -5,7 +5,7 @@ import pytest
 
 from agentfly.algorithms.base import SegmentArrays
 from agentfly.errors import RecordError
-from agentfly.training.batch import ModelInputs, Sample, num_input_tokens, split_micro_batches, split_mini_batches
+from agentfly.training.batch import Sample, split_micro_batches, split_mini_batches
 from tests.training.pieces import piece, sample
 
 
@@ -16,16 +16,16 @@ def made(tokens: list[int], mask: list[int]) -> SegmentArrays:
 
 def test_logits_are_taken_before_each_sampled_token_and_trailing_tokens_are_dropped() -> None:
     chain = made([10, 11, 12, 20, 21, 30, 31, 22, 23, 32], [0, 0, 0, 1, 1, 0, 0, 1, 1, 0])
-    got = ModelInputs.from_segments([chain, made([5, 6], [0, 1])])
-    assert [each.tolist() for each in got.input_ids] == [[10, 11, 12, 20, 21, 30, 31, 22], [5]]
-    assert [each.tolist() for each in got.positions] == [[2, 3, 6, 7], [0]]
-    assert got.targets.tolist() == [20, 21, 22, 23, 6]
-    assert (got.counts, num_input_tokens(chain)) == ((4, 1), 8)
+    got = [chain, made([5, 6], [0, 1])]
+    assert [each.input_ids.tolist() for each in got] == [[10, 11, 12, 20, 21, 30, 31, 22], [5]]
+    assert [each.positions.tolist() for each in got] == [[2, 3, 6, 7], [0]]
+    assert [each.num_sampled_tokens for each in got] == [4, 1]
+    assert chain.num_input_tokens == 8
 
 
 def test_a_first_token_cannot_have_been_sampled() -> None:
     with pytest.raises(RecordError, match="nothing before it"):
-        ModelInputs.from_segments([made([1, 2], [1, 1])])
+        _ = made([1, 2], [1, 1]).positions
 
 
 @pytest.mark.parametrize("field", ["advantages", "returns", "reference_logprobs", "old_logprobs"])

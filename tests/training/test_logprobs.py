@@ -12,7 +12,6 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from agentfly.algorithms.base import SegmentArrays  # noqa: E402
 from agentfly.training import logprobs  # noqa: E402
-from agentfly.training.batch import ModelInputs  # noqa: E402
 from agentfly.training.logprobs import Head, score, score_logits  # noqa: E402
 from agentfly.training.model import Policy  # noqa: E402
 from tests.backends.engine.test_architectures import PACKED, PLAIN, built  # noqa: E402
@@ -51,7 +50,7 @@ def test_batched_logprobs_equal_a_plain_forward_pass(family: str, recompute: boo
     policy = Policy(model, gradient_checkpointing=recompute)
     assert policy.backbone.packed == (family in PACKED)
     expected, spread = plain(model, PIECES, 0.7)
-    got, entropies = policy(ModelInputs.from_segments(PIECES), [0.7] * len(PIECES))
+    got, entropies = policy(PIECES, [0.7] * len(PIECES))
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(entropies, spread, atol=1e-5, rtol=1e-5)
     pull = torch.randn(2, len(expected), generator=torch.Generator().manual_seed(0))
@@ -83,9 +82,7 @@ def test_gradient_equals_finite_differences(scale: float, softcap: float | None,
 
 def test_a_temperature_is_respected_sequence_by_sequence() -> None:
     model = model_of()
-    got = Policy(model)(ModelInputs.from_segments(PIECES), [0.5, 1.0, 2.0, 0.0])[0].split(
-        [int(each.mask.sum()) for each in PIECES]
-    )
+    got = Policy(model)(PIECES, [0.5, 1.0, 2.0, 0.0])[0].split([int(each.mask.sum()) for each in PIECES])
     for each, mine, heat in zip(PIECES, got, (0.5, 1.0, 2.0, 1.0), strict=True):
         torch.testing.assert_close(mine, plain(model, [each], heat)[0], atol=1e-5, rtol=1e-5)
 
@@ -97,7 +94,7 @@ def test_a_head_with_adapters_is_scored_with_them() -> None:
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
                 parameter.normal_(std=0.2)
-    got, expected = Policy(model)(ModelInputs.from_segments(PIECES), [1.0] * 4)[0], plain(model, PIECES, 1.0)[0]
+    got, expected = Policy(model)(PIECES, [1.0] * 4)[0], plain(model, PIECES, 1.0)[0]
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
     wanted, mine = gradients(model, expected.sum()), gradients(model, got.sum())
     torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-5 * float(wanted.abs().max()))
@@ -107,7 +104,7 @@ def test_custom_logits_are_scored() -> None:
     model = model_of()
     model.lm_head.register_forward_hook(lambda _, __, out: out * 0.3 + 0.1 * out.sin())
     policy = Policy(model)
-    got, expected = policy(ModelInputs.from_segments(PIECES), [1.0] * 4), plain(model, PIECES, 1.0)
+    got, expected = policy(PIECES, [1.0] * 4), plain(model, PIECES, 1.0)
     torch.testing.assert_close(got[0], expected[0], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(got[1], expected[1], atol=1e-5, rtol=1e-5)
 

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="training needs torch: pip install 'agentfly-rl[train]'")
 
 from agentfly.errors import ConfigError  # noqa: E402
-from agentfly.training.batch import Sample, num_input_tokens  # noqa: E402
+from agentfly.training.batch import Sample  # noqa: E402
 from agentfly.training.config import TrainConfig  # noqa: E402
 from agentfly.training.local_learner import LocalLearner  # noqa: E402
 from agentfly.training.lora import add_lora  # noqa: E402
@@ -48,7 +48,7 @@ def run_out_of_memory(learner: LocalLearner, fails: Callable[[int, int], bool]) 
     def around(forward: Callable[[], Any], inputs: Any) -> Any:
         scores = forward()
         if torch.is_grad_enabled():
-            passes.append(sum(map(len, inputs.input_ids)))
+            passes.append(sum(each.num_input_tokens for each in inputs))
             if fails(len(passes), passes[-1]):
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nmore")
         return scores
@@ -107,7 +107,7 @@ def test_optimizer_that_runs_out_of_memory_is_not_repeated(monkeypatch: pytest.M
     with pytest.raises(torch.OutOfMemoryError):
         learner.update(samples(*LENGTHS))
     assert len(steps) == 1
-    assert sum(passes) == sum(num_input_tokens(each.segment) for each in samples(*LENGTHS)), "no pass was repeated"
+    assert sum(passes) == sum(each.segment.num_input_tokens for each in samples(*LENGTHS)), "no pass was repeated"
     assert (learner._runner.tokens, learner._runner.retries) == (60, 0)
     assert all(each.grad is None for each in learner.trainable_weights.values())
 
@@ -116,7 +116,7 @@ def test_sample_that_does_not_fit_alone_is_an_error_with_its_length() -> None:
     learner = learner_of(model_of())
     before = weights_of(learner).clone()
     given = samples(*LENGTHS)
-    longest = max(num_input_tokens(each.segment) for each in given)
+    longest = max(each.segment.num_input_tokens for each in given)
     run_out_of_memory(learner, lambda number, tokens: tokens >= longest)
     with pytest.raises(ConfigError, match=rf"a sequence of {longest} tokens alone .*20.00 GiB.*gradient_checkpointing"):
         learner.update(given)
@@ -238,7 +238,7 @@ def test_gradient_checkpointing_saves_a_fraction_and_gives_the_same_gradient(low
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_estimated_activations_are_near_those_that_autograd_saves(low_precision: bool, checkpointing: bool) -> None:
     given = samples(*[60] * 16)
-    tokens = sum(num_input_tokens(each.segment) for each in given)
+    tokens = sum(each.segment.num_input_tokens for each in given)
     measured, _ = saved_bytes(given, low_precision=low_precision, gradient_checkpointing=checkpointing)
     size = ModelSize.from_config(CONFIG)
     estimated = activation_bytes(size, tokens, gradient_checkpointing=checkpointing, low_precision=low_precision)

@@ -13,7 +13,7 @@ from agentfly.backends.engine.vision import FEATURE_BYTES, tower_parameters
 from agentfly.errors import ConfigError
 from agentfly.templates.template import Template
 from agentfly.training import TrainConfig
-from agentfly.training.batch import ModelInputs, Sample, num_input_tokens
+from agentfly.training.batch import Sample
 from agentfly.training.local_learner import LocalLearner
 from agentfly.training.lora import add_lora
 from agentfly.training.memory import ModelSize, plan_memory
@@ -46,8 +46,7 @@ def test_gradients_equal_a_naive_implementation(folder: Path, packed: bool, monk
         monkeypatch.setattr("agentfly.training.model.supports_packing", lambda _: False)
     policy = Policy(model, gradient_checkpointing=not packed)
     assert policy.backbone.packed == packed
-    inputs = ModelInputs.from_segments([SegmentArrays.from_segment(segment) for segment in segments])
-    scores = policy(inputs, [1.0] * len(segments))[0]
+    scores = policy([SegmentArrays.from_segment(segment) for segment in segments], [1.0] * len(segments))[0]
     assert torch.allclose(scores, torch.cat(naive), atol=1e-5)
     scores.sum().backward()
     tower = {id(each) for each in tower_parameters(model)}
@@ -75,7 +74,7 @@ def test_tower_is_frozen_by_default_and_trained_on_request(folder: Path) -> None
         assert any(changed) is train_tower
         arrays = samples[1].segment
         extra = 4 * len(arrays.image_positions) if train_tower else 0
-        assert learner._runner._length(arrays) == num_input_tokens(arrays) + extra
+        assert learner._runner._length(arrays) == arrays.num_input_tokens + extra
 
 
 def test_adapters_are_added_to_the_language_model_only(folder: Path) -> None:

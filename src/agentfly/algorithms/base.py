@@ -1,13 +1,13 @@
 """The algorithm contract: groups of finished chains in, one advantage per sampled token out.
 
 An algorithm knows no model and no optimizer, and the trainer knows no algorithm: it provides what the algorithm
-declares in `needs_values`, `needs_greedy` and `needs_groups`, and receives an `AdvantageEstimate` per chain.
+declares in `needs_values`, `needs_greedy` and `needs_groups`, and receives every episode with its advantages.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, get_args
 
@@ -33,7 +33,15 @@ SEGMENT_DECAY = 0.9
 
 @dataclass(frozen=True, slots=True)
 class SegmentArrays:
-    """One segment of a chain as arrays, all of shape [tokens]."""
+    """One segment of a chain as arrays, all of shape [tokens].
+
+    With `p` the prompt, `a` sampled tokens and `e` what an environment answered:
+
+        tokens      p0 p1 p2 a0 a1 e0 e1 a2 a3 e2
+        input_ids   p0 p1 p2 a0 a1 e0 e1 a2
+        positions          ^  ^        ^  ^
+        predicts           a0 a1       a2 a3
+    """
 
     tokens: Ids
     mask: Mask
@@ -48,6 +56,38 @@ class SegmentArrays:
     """The images that the model was shown, in order."""
     image_positions: Ids = field(default_factory=lambda: np.empty(0, np.int32))
     """[features] Positions of the tokens of all images, in order."""
+
+    @property
+    def positions(self) -> Ids:
+        """[sampled] The positions just before the sampled tokens, at which the model's output predicts them."""
+        positions = np.flatnonzero(self.mask).astype(np.int32) - 1
+        if len(positions) and positions[0] < 0:
+            raise RecordError("the first token of a segment has nothing before it: the model cannot have sampled it")
+        return positions
+
+    @property
+    def input_ids(self) -> Ids:
+        """The tokens that the model reads: those from the last sampled token on have no effect on what it predicts."""
+        return self.tokens[: self.num_input_tokens]
+
+    @property
+    def num_input_tokens(self) -> int:
+        """Number of tokens before the last sampled token; 0 if none was sampled."""
+        sampled = np.flatnonzero(self.mask)
+        return int(sampled[-1]) if len(sampled) else 0
+
+    @property
+    def num_sampled_tokens(self) -> int:
+        """Number of tokens that the model sampled."""
+        return int(self.mask.sum())
+
+    @classmethod
+    def from_tokens(cls, tokens: npt.ArrayLike, prompt: int) -> SegmentArrays:
+        """Tokens of one turn, of which the first `prompt` are given and the others sampled with log-probability 0."""
+        ids = np.asarray(tokens, np.int32)
+        zeros = np.zeros_like(ids)
+        sampled = np.arange(len(ids)) >= prompt
+        return cls(ids, sampled, zeros.astype(np.float32), turns=zeros, weight_versions=zeros)
 
     @classmethod
     def from_segment(cls, segment: Segment) -> SegmentArrays:
@@ -67,17 +107,24 @@ class SegmentArrays:
 
 @dataclass(frozen=True)
 class Episode:
-    """A finished chain as an algorithm sees it: token arrays, turn rewards, and the learner's values and penalties."""
+    """A finished chain as an algorithm sees it: token arrays, turn rewards, the learner's values and penalties.
+
+    Per-token fields have one [tokens] array per segment.
+    """
 
     trajectory: Trajectory
     segments: tuple[SegmentArrays, ...]
     rewards: Floats
     """[turns] Reward of each turn; a reward for the whole chain belongs to the last turn."""
     values: tuple[Floats, ...] | None = None
-    """Per segment, [tokens]: the critic's value of the state before each token; None without a critic."""
+    """The critic's value of the state before each token; None without a critic."""
     penalties: tuple[Floats, ...] | None = None
-    """Per segment, [tokens]: the KL penalty subtracted from the reward; None where the reward has no KL term."""
+    """The KL penalty subtracted from the reward; None where the reward has no KL term."""
     segment_reward: SegmentReward = "broadcast"
+    advantages: tuple[Floats, ...] = ()
+    """Advantages, 0 where the model did not sample; empty until an algorithm has computed them."""
+    returns: tuple[Floats, ...] | None = None
+    """The critic's regression targets, 0 where the model did not sample; None without a critic."""
 
     def __post_init__(self) -> None:
         if self.segment_reward not in (rules := get_args(SegmentReward)):
@@ -139,6 +186,11 @@ class Episode:
         rows = [each[segment.mask] for each, segment in zip(arrays, self.segments, strict=True)]
         return np.concatenate(rows) if rows else np.zeros(0, np.int32)
 
+    def with_advantages(self, advantages: Array, returns: Array | None = None) -> Episode:
+        """The episode with the advantages of its sampled tokens and, of a critic, their targets; [sampled] each."""
+        targets = None if returns is None else self.scatter_sampled_tokens(returns)
+        return replace(self, advantages=self.scatter_sampled_tokens(advantages), returns=targets)
+
     def scatter_sampled_tokens(self, values: npt.NDArray[np.floating]) -> tuple[Floats, ...]:
         """Inverse of `gather_sampled_tokens`: [sampled] → one [tokens] array per segment, 0 where not sampled."""
         out = tuple(np.zeros(len(segment.mask), np.float32) for segment in self.segments)
@@ -156,15 +208,6 @@ class Group:
     episodes: tuple[Episode, ...]
     greedy: Episode | None = None
     """A greedy chain of the task, which is not trained; None unless the algorithm needs one."""
-
-
-@dataclass(frozen=True, slots=True)
-class AdvantageEstimate:
-    """Advantages of a chain's tokens: one [tokens] array per segment, 0 where the model did not sample."""
-
-    advantages: tuple[Floats, ...]
-    returns: tuple[Floats, ...] | None = None
-    """The critic's regression targets, same shapes; None without a critic."""
 
 
 @dataclass(frozen=True)
@@ -190,11 +233,11 @@ class Algorithm:
             if not isinstance(value, int | float) or not 0 <= value <= 1:
                 raise ConfigError(f"{type(self).__name__}: {name} is a number from 0 to 1, not {value}")
 
-    def compute_advantages(self, groups: Sequence[Group]) -> list[list[AdvantageEstimate]]:
-        """One estimate per episode of each group, in order; by default the turn's advantage on each of its tokens."""
+    def compute_advantages(self, groups: Sequence[Group]) -> list[list[Episode]]:
+        """The episodes of each group with their advantages; by default the turn's advantage on each of its tokens."""
         return [
             [
-                AdvantageEstimate(episode.scatter_sampled_tokens(advantages[episode.turn_index]))
+                episode.with_advantages(advantages[episode.turn_index])
                 for episode, advantages in zip(group.episodes, self.turn_advantages(group), strict=True)
             ]
             for group in groups
@@ -208,15 +251,13 @@ class Algorithm:
         if self.needs_values or self.needs_greedy:
             more = "a critic's values" if self.needs_values else "the reward of a greedy chain"
             raise ConfigError(f"{type(self).__name__} needs {more} beside rewards; call compute_advantages with groups")
-        one = np.zeros(1, np.int32)
-        token = SegmentArrays(one, one == 0, one.astype(np.float32), turns=one, weight_versions=one)
+        token = SegmentArrays.from_tokens([0], prompt=0)
         chain = Trajectory(Task.of("-"), segments=(), turns=(), prediction="", stop=StopReason.ANSWER)
         groups = [
             Group(tuple(Episode(chain, (token,), np.array([reward], np.float32)) for reward in group))
             for group in rewards
         ]
-        estimates = self.compute_advantages(groups)
-        return [[float(each.advantages[0][0]) for each in group] for group in estimates]
+        return [[float(each.advantages[0][0]) for each in group] for group in self.compute_advantages(groups)]
 
     def turn_advantages(self, group: Group) -> list[Array]:
         """One [turns] array per episode of the group."""

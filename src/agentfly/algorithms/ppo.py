@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from agentfly.algorithms.base import AdvantageEstimate, Algorithm, Group
+from agentfly.algorithms.base import Algorithm, Episode, Group
 from agentfly.algorithms.returns import discounted_sum, token_discounts, token_rewards, whiten
 from agentfly.errors import RecordError
 
@@ -29,7 +29,7 @@ class PPO(Algorithm):
     whiten: bool = True
     """Whether advantages are normalized to mean 0 and variance 1 over the batch."""
 
-    def compute_advantages(self, groups: Sequence[Group]) -> list[list[AdvantageEstimate]]:
+    def compute_advantages(self, groups: Sequence[Group]) -> list[list[Episode]]:
         advantages, returns = [], []
         for episode in (episode for group in groups for episode in group.episodes):
             if episode.values is None and len(episode.turn_index):
@@ -41,10 +41,7 @@ class PPO(Algorithm):
             discounts = token_discounts(episode, self.gamma)
             deltas = token_rewards(episode) + discounts * next_values - values
             advantages.append(discounted_sum(deltas, self.lam * discounts))
-            returns.append(episode.scatter_sampled_tokens(advantages[-1] + values))
+            returns.append(advantages[-1] + values)
         scaled = iter(whiten(advantages) if self.whiten else advantages)
         targets = iter(returns)
-        return [
-            [AdvantageEstimate(each.scatter_sampled_tokens(next(scaled)), next(targets)) for each in group.episodes]
-            for group in groups
-        ]
+        return [[each.with_advantages(next(scaled), next(targets)) for each in group.episodes] for group in groups]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from agentfly.algorithms.base import AdvantageEstimate, Algorithm, Array, Group
+from agentfly.algorithms.base import Algorithm, Array, Episode, Group
 from agentfly.algorithms.returns import discounted_sum, group_relative_returns, token_discounts, token_rewards, whiten
 
 
@@ -17,10 +17,10 @@ class ReinforcePP(Algorithm):
     gamma: float = 1.0
     """Discount from one sampled token to the next."""
 
-    def compute_advantages(self, groups: Sequence[Group]) -> list[list[AdvantageEstimate]]:
+    def compute_advantages(self, groups: Sequence[Group]) -> list[list[Episode]]:
         episodes = [episode for group in groups for episode in group.episodes]
         returns = [discounted_sum(token_rewards(each), token_discounts(each, self.gamma)) for each in episodes]
-        return whitened_estimates(groups, returns)
+        return _whiten_by_group(groups, returns)
 
 
 @dataclass(frozen=True)
@@ -29,18 +29,16 @@ class ReinforcePPBaseline(Algorithm):
 
     needs_groups: ClassVar[bool] = True
 
-    def compute_advantages(self, groups: Sequence[Group]) -> list[list[AdvantageEstimate]]:
+    def compute_advantages(self, groups: Sequence[Group]) -> list[list[Episode]]:
         rows = [
             row[episode.turn_index]
             for group in groups
             for episode, row in zip(group.episodes, group_relative_returns(group), strict=True)
         ]
-        return whitened_estimates(groups, rows)
+        return _whiten_by_group(groups, rows)
 
 
-def whitened_estimates(groups: Sequence[Group], rows: Sequence[Array]) -> list[list[AdvantageEstimate]]:
-    """Whiten one [sampled] array per episode over the batch, and return them by group."""
+def _whiten_by_group(groups: Sequence[Group], rows: Sequence[Array]) -> list[list[Episode]]:
+    """The episodes with one [sampled] array each, whitened over the batch."""
     scaled = iter(whiten(rows))
-    return [
-        [AdvantageEstimate(each.scatter_sampled_tokens(next(scaled))) for each in group.episodes] for group in groups
-    ]
+    return [[each.with_advantages(next(scaled)) for each in group.episodes] for group in groups]

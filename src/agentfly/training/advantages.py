@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from agentfly.algorithms.base import AdvantageEstimate, Group
+from agentfly.algorithms.base import Group
 from agentfly.algorithms.kl import kl_penalty, teacher_advantages
 from agentfly.segment import Floats
 from agentfly.training.batch import Sample
@@ -59,40 +59,33 @@ def compute_samples(
         scored_groups.append(replace(group, episodes=tuple(episodes)))
 
     if config.learns_from_rewards:
-        estimates = config.algorithm.compute_advantages(scored_groups)
+        computed = config.algorithm.compute_advantages(scored_groups)
     else:
-        estimates = [
-            [
-                AdvantageEstimate(episode.scatter_sampled_tokens(np.zeros(len(episode.turn_index))))
-                for episode in each.episodes
-            ]
-            for each in scored_groups
-        ]
+        computed = [[each.with_advantages(np.zeros(len(each.turn_index))) for each in g.episodes] for g in groups]
     samples = []
     index = 0
-    for group, group_estimates in zip(scored_groups, estimates, strict=True):
-        for episode, estimate in zip(group.episodes, group_estimates, strict=True):
-            returns = estimate.returns or (None,) * len(episode.segments)
-            for number, segment in enumerate(episode.segments):
-                advantages = estimate.advantages[number]
-                mine, theirs = old[index], taught[index]
-                if mine is not None and theirs is not None:
-                    gain = teacher_advantages(mine, theirs, config.teacher.coef)
-                    advantages = gain + config.teacher.reward_coef * advantages
-                if segment.mask.any():  # a segment without sampled tokens has nothing to train
-                    samples.append(
-                        Sample(
-                            segment,
-                            advantages,
-                            temperature,
-                            returns=returns[number],
-                            reference_logprobs=reference[index],
-                            teacher_logprobs=taught[index],
-                            old_logprobs=old[index],
-                            name=f"{episode.trajectory.id}#{number}",
-                        )
+    for episode in (episode for episodes in computed for episode in episodes):
+        returns = episode.returns or (None,) * len(episode.segments)
+        for number, segment in enumerate(episode.segments):
+            advantages = episode.advantages[number]
+            mine, theirs = old[index], taught[index]
+            if mine is not None and theirs is not None:
+                gain = teacher_advantages(mine, theirs, config.teacher.coef)
+                advantages = gain + config.teacher.reward_coef * advantages
+            if segment.mask.any():  # a segment without sampled tokens has nothing to train
+                samples.append(
+                    Sample(
+                        segment,
+                        advantages,
+                        temperature,
+                        returns=returns[number],
+                        reference_logprobs=reference[index],
+                        teacher_logprobs=theirs,
+                        old_logprobs=mine,
+                        name=f"{episode.trajectory.id}#{number}",
                     )
-                index += 1
+                )
+            index += 1
     return samples
 
 

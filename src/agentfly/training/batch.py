@@ -1,14 +1,4 @@
-"""Training samples, the model inputs made of them, and passes over micro-batches that fit into memory.
-
-A sample is a sequence of tokens of which the model sampled some; only those are trained on. With `p` the prompt, `a`
-sampled tokens and `e` what an environment answered, the model reads everything before the last sampled token, and its
-output is used at the positions before sampled tokens:
-
-    tokens      p0 p1 p2 a0 a1 e0 e1 a2 a3 e2
-    input_ids   p0 p1 p2 a0 a1 e0 e1 a2
-    positions          ^  ^        ^  ^
-    targets            a0 a1       a2 a3
-"""
+"""Training samples, and passes over micro-batches of them that fit into memory."""
 
 from __future__ import annotations
 
@@ -27,47 +17,15 @@ import torch
 from torch import Tensor
 
 from agentfly.algorithms.base import SegmentArrays
-from agentfly.algorithms.loss import TokenBatch
 from agentfly.backends.engine.model_runner import TRACE_LOCK
 from agentfly.errors import ConfigError, NonFiniteError, RecordError
-from agentfly.segment import Floats, Ids
+from agentfly.segment import Floats
 
 _LOG = logging.getLogger(__name__)
 TOWER_TOKENS = 4
 """Patches per image token, whose activations a trained vision tower holds. Most towers merge 2 x 2 patches."""
 T = TypeVar("T")
 R = TypeVar("R")
-
-
-@dataclass(frozen=True)
-class ModelInputs:
-    """Several sequences as the model reads them, without padding."""
-
-    input_ids: tuple[Ids, ...]
-    """Per sequence: all tokens before its last sampled token."""
-    positions: tuple[Ids, ...]
-    """Per sequence, [sampled]: the positions just before its sampled tokens."""
-    targets: Ids
-    """The sampled tokens of all sequences, concatenated."""
-    segments: tuple[SegmentArrays, ...] = ()
-    """The segments, if some of them have images; else empty."""
-
-    @classmethod
-    def from_segments(cls, segments: Sequence[SegmentArrays]) -> ModelInputs:
-        sampled = [np.flatnonzero(segment.mask).astype(np.int32) for segment in segments]
-        if any(len(indices) and indices[0] == 0 for indices in sampled):
-            raise RecordError("the first token of a segment has nothing before it: the model cannot have sampled it")
-        return cls(
-            input_ids=tuple(segment.tokens[: num_input_tokens(segment)] for segment in segments),
-            positions=tuple(indices - 1 for indices in sampled),
-            targets=np.concatenate([each.tokens[indices] for each, indices in zip(segments, sampled, strict=True)]),
-            segments=tuple(segments) if any(segment.images for segment in segments) else (),
-        )
-
-    @cached_property
-    def counts(self) -> tuple[int, ...]:
-        """Number of sampled tokens of each sequence."""
-        return tuple(map(len, self.positions))
 
 
 @dataclass(frozen=True)
@@ -99,21 +57,14 @@ class Sample:
     @cached_property
     def num_sampled_tokens(self) -> int:
         """Number of tokens the model sampled."""
-        return int(self.segment.mask.sum())
+        return self.segment.num_sampled_tokens
 
 
 def build_synthetic_samples(count: int, length: int, vocab_size: int) -> list[Sample]:
     """Samples of `length` tokens that are all sampled but the first, to measure an update."""
-    ids = (np.arange(length) % vocab_size).astype(np.int32)
     zeros = np.zeros(length, np.float32)
-    segment = SegmentArrays(ids, np.arange(length) > 0, zeros, turns=ids * 0, weight_versions=ids * 0)
+    segment = SegmentArrays.from_tokens(np.arange(length) % vocab_size, prompt=1)
     return [Sample(segment, zeros, returns=zeros, old_logprobs=zeros, reference_logprobs=zeros) for _ in range(count)]
-
-
-def num_input_tokens(segment: SegmentArrays) -> int:
-    """Tokens of a segment that the model reads: those after the last sampled token have no effect."""
-    sampled = np.flatnonzero(segment.mask)
-    return int(sampled[-1]) if len(sampled) else 0
 
 
 def gather_field(samples: Sequence[Sample], field: str, device: torch.device) -> Tensor:
@@ -121,40 +72,11 @@ def gather_field(samples: Sequence[Sample], field: str, device: torch.device) ->
     for sample in samples:
         if getattr(sample, field) is None:
             raise RecordError(f"sample {sample.name} has no {field}, which this learner needs")
-    return _concatenate([getattr(sample, field)[sample.segment.mask] for sample in samples], device)
+    return concatenate([getattr(sample, field)[sample.segment.mask] for sample in samples], device)
 
 
-def build_token_batch(
-    samples: Sequence[Sample],
-    weights: Sequence[float],
-    logprobs: Tensor,
-    entropies: Tensor,
-    *,
-    on_policy: bool,
-    with_reference: bool,
-    entropy_gradient: bool,
-) -> TokenBatch:
-    """Assemble what the loss reads. `weights`: per sample, the weight of one of its tokens in the loss.
-
-    logprobs, entropies: [sampled tokens of all samples], under the model that is trained.
-    on_policy: the model is still the one that sampled, so its own log-probabilities are the old ones.
-    """
-    device = logprobs.device
-    counts = torch.tensor([sample.num_sampled_tokens for sample in samples])
-    return TokenBatch(
-        logprobs=logprobs,
-        old_logprobs=logprobs.detach() if on_policy else gather_field(samples, "old_logprobs", device),
-        sampler_logprobs=_concatenate([each.segment.logprobs[each.segment.mask] for each in samples], device),
-        advantages=gather_field(samples, "advantages", device),
-        weights=_concatenate([np.repeat(weights, counts.numpy())], device),
-        sequence_ids=torch.arange(len(counts)).repeat_interleave(counts).to(device),
-        num_sequences=len(samples),
-        reference_logprobs=gather_field(samples, "reference_logprobs", device) if with_reference else None,
-        entropies=entropies if entropy_gradient else entropies.detach(),
-    )
-
-
-def _concatenate(arrays: Sequence[Floats], device: torch.device) -> Tensor:
+def concatenate(arrays: Sequence[Floats], device: torch.device) -> Tensor:
+    """The arrays as one tensor in float32 on the device."""
     return torch.from_numpy(np.concatenate(arrays).astype(np.float32)).to(device)
 
 
@@ -209,51 +131,50 @@ class MicroBatchRunner:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.low_precision, cache_enabled=False)
 
     @torch.no_grad()
-    def score(self, segments: Sequence[SegmentArrays], model: Callable[[ModelInputs], Tensor]) -> list[Floats]:
+    def score(
+        self, segments: Sequence[SegmentArrays], model: Callable[[Sequence[SegmentArrays]], Tensor]
+    ) -> list[Floats]:
         """The numbers that `model` computes for sampled tokens, as one [tokens] array per segment, 0 elsewhere."""
         out = [np.zeros(len(segment.tokens), np.float32) for segment in segments]
         sampled = [index for index, segment in enumerate(segments) if segment.mask.any()]
 
-        def forward(batch: list[int], inputs: ModelInputs) -> tuple[None, list[tuple[int, Floats]]]:
-            scores = model(inputs).float().cpu().numpy()  # [sampled tokens of all segments]
-            return None, list(zip(batch, np.split(scores, np.cumsum(inputs.counts)[:-1]), strict=True))
+        def forward(batch: list[int]) -> tuple[None, list[tuple[int, Floats]]]:
+            indices = [sampled[each] for each in batch]
+            scores = model([segments[index] for index in indices]).float().cpu().numpy()  # [sampled tokens of all]
+            ends = np.cumsum([segments[index].num_sampled_tokens for index in indices])
+            return None, list(zip(indices, np.split(scores, ends[:-1]), strict=True))
 
-        for part in self.run(sampled, segments.__getitem__, forward):
+        for part in self.run([segments[index] for index in sampled], forward):
             for index, scores in part:
                 out[index][segments[index].mask] = scores
         return out
 
     def _length(self, segment: SegmentArrays) -> int:
         """Tokens that a segment takes of the budget of a pass."""
-        return num_input_tokens(segment) + self.tower_tokens * len(segment.image_positions)
+        return segment.num_input_tokens + self.tower_tokens * len(segment.image_positions)
 
     def run(
         self,
-        items: Sequence[T],
-        get_segment: Callable[[T], SegmentArrays],
-        forward: Callable[[list[T], ModelInputs], tuple[Tensor | None, R]],
+        segments: Sequence[SegmentArrays],
+        forward: Callable[[list[int]], tuple[Tensor | None, R]],
         zero_grad: Callable[[], None] = lambda: None,
     ) -> list[R]:
-        """Run `forward` over each micro-batch of the items, and the backward pass of the loss that it returns.
+        """Run `forward` over each micro-batch of the segments, and the backward pass of the loss that it returns.
 
-        Returns the second result of `forward` for every micro-batch. Where memory runs out, `zero_grad` drops the
-        gradient so far, and the items are started again in smaller parts: the gradient is that of the smaller size.
-        Raises ConfigError where one item alone does not fit.
+        forward: takes the indices of a micro-batch's segments. Returns its second result for every micro-batch. Where
+        memory runs out, `zero_grad` drops the gradient so far, and the segments are started again in smaller parts: the
+        gradient is that of the smaller size. Raises ConfigError where one segment alone does not fit.
         """
-
-        def length(item: T) -> int:
-            return self._length(get_segment(item))
-
+        lengths = [self._length(segment) for segment in segments]
         while True:
             results: list[R] = []
-            batch: list[T] = []
+            batch: list[int] = []
             loss: Tensor | None = None
             try:
-                for batch, is_filler in self._split(items, length):
-                    inputs = ModelInputs.from_segments([get_segment(item) for item in batch])
+                for batch, is_filler in self._split(lengths):
                     with TRACE_LOCK:  # a new shape compiles the layers, while an engine may capture its own
                         with self._time_phase("forward"), self._raise_together(), self.autocast():
-                            loss, result = forward(batch, inputs)
+                            loss, result = forward(batch)
                         if loss is not None:
                             with self._time_phase("backward"):
                                 (loss * 0 if is_filler else loss).backward()
@@ -269,14 +190,14 @@ class MicroBatchRunner:
             zero_grad()
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
-            lengths = [length(item) for item in batch]
+            own = [lengths[index] for index in batch]
             if len(batch) == 1:
                 raise ConfigError(
-                    f"a sequence of {lengths[0]:,} tokens alone runs out of memory in the learner ({reason}): set "
+                    f"a sequence of {own[0]:,} tokens alone runs out of memory in the learner ({reason}): set "
                     "gradient_checkpointing=true, train adapters (lora_rank=16), shorten chains "
                     "(run_options.context_length), or give the engine's cache less (backend.kv_memory)"
                 )
-            tokens = max(lengths) * len(batch) if self._padded else sum(lengths)
+            tokens = max(own) * len(batch) if self._padded else sum(own)
             self.tokens = min(self.tokens, tokens) // 2
             self.retries += 1
             _LOG.warning(
@@ -288,9 +209,10 @@ class MicroBatchRunner:
 
     # ── what several ranks do differently ──
 
-    def _split(self, items: Sequence[T], length: Callable[[T], int]) -> list[tuple[list[T], bool]]:
-        """The micro-batches, and whether each must have no effect, which never occurs in one process."""
-        return [(each, False) for each in split_micro_batches(items, self.tokens, length, padded=self._padded)]
+    def _split(self, lengths: Sequence[int]) -> list[tuple[list[int], bool]]:
+        """The indices of each micro-batch, and whether it must have no effect, which never occurs in one process."""
+        batches = split_micro_batches(range(len(lengths)), self.tokens, lengths.__getitem__, padded=self._padded)
+        return [(each, False) for each in batches]
 
     def _gather(self, results: list[R]) -> list[R]:
         """The results of all ranks."""

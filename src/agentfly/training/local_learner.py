@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from operator import attrgetter
 from pathlib import Path
 from random import Random
 from typing import Any, Self
@@ -23,18 +22,17 @@ import torch
 from torch import Tensor
 
 from agentfly.algorithms.base import SegmentArrays
-from agentfly.algorithms.loss import Aggregation, Loss, aggregation_weights, average_steps, combine_metrics
+from agentfly.algorithms.loss import Aggregation, Loss, TokenBatch, aggregation_weights, average_steps, combine_metrics
 from agentfly.backends.engine.loading import max_positions
-from agentfly.backends.engine.vision import FeatureCache, tower_parameters
+from agentfly.backends.engine.vision import FeatureCache
 from agentfly.errors import ConfigError, NonFiniteError, RecordError
 from agentfly.segment import Floats
 from agentfly.training.batch import (
     TOWER_TOKENS,
     MicroBatchRunner,
-    ModelInputs,
     Sample,
     build_synthetic_samples,
-    build_token_batch,
+    concatenate,
     gather_field,
     name_samples,
     require_finite,
@@ -42,7 +40,15 @@ from agentfly.training.batch import (
 )
 from agentfly.training.config import TrainConfig
 from agentfly.training.lora import MergedWeights, has_adapters, read_weights, save_model
-from agentfly.training.model import Critic, Policy, Precision, computes_in_low_precision, copy_trainable, strip_prefix
+from agentfly.training.model import (
+    Critic,
+    Policy,
+    Precision,
+    computes_in_low_precision,
+    copy_trainable,
+    set_tower_trainable,
+    strip_prefix,
+)  # fmt: skip
 from agentfly.training.optimizer import LRSchedule, Optimizer, Schedule, trainable_parameters
 
 
@@ -82,13 +88,7 @@ class LocalLearner:
         critic_warmup_steps: updates before the policy's first one. warmup_steps and total_steps count updates, too.
         train_tower: whether the vision tower of a vision model is trained.
         """
-        tower = tower_parameters(model)
-        if train_tower and not tower:
-            raise ConfigError(f"vision.train_tower=true, but {type(model).__name__} has no vision tower")
-        if train_tower and has_adapters(model):
-            raise ConfigError("vision.train_tower=true trains all weights of the tower; leave lora_rank out")
-        for weight in tower:
-            weight.requires_grad_(train_tower)
+        set_tower_trainable(model, train_tower)
         trainable_parameters(model)  # raises where there is nothing to train
         device = self._compute_device(model)
         self.model = model
@@ -243,13 +243,19 @@ class LocalLearner:
                 # One optimizer step of the policy, after the critic's warm-up, and of the critic where there is one.
                 step: dict[str, float] = {}
                 try:
+                    segments = [sample.segment for sample in batch]
                     if self._updates >= self._critic_warmup_steps:
-                        measured = self._accumulate_policy(batch, on_policy)
+                        compute_loss = partial(self._policy_loss, batch, on_policy)
+                        results = self._runner.run(segments, compute_loss, self._zero_grad)
+                        for _, logprobs in results:
+                            self.update_logprobs = logprobs | self.update_logprobs  # those before the first step stay
+                        measured = combine_metrics(measured for measured, _ in results)
                         step = {f"policy/{name}": value for name, value in measured.items()}
                         step["policy/grad_norm"] = self._optimizer.step(self._updates)
                         self._optimizer.zero_grad()
                     if self._critic is not None:
-                        step["critic/loss"] = self._accumulate_critic(self._critic, batch)
+                        losses = self._runner.run(segments, partial(self._critic.loss, batch), self._zero_grad)
+                        step["critic/loss"] = sum(losses)
                         step["critic/grad_norm"] = self._critic.optimizer.step(self._updates)
                 except NonFiniteError as error:
                     number = self._updates + 1
@@ -287,46 +293,39 @@ class LocalLearner:
                 out[index] = replace(samples[index], old_logprobs=old)
         return out
 
-    def _accumulate_policy(self, batch: Sequence[Sample], on_policy: bool) -> dict[str, float]:
-        """Add up the gradient of the policy's loss; return what the loss measured."""
+    def _policy_loss(
+        self, batch: Sequence[Sample], on_policy: bool, indices: list[int]
+    ) -> tuple[Tensor, tuple[dict[str, float], dict[str, Floats]]]:
+        """The policy loss of a micro-batch: those samples of the mini-batch `batch`. With it what the loss measured,
+        and the log-probabilities by the name of the sample.
+
+        on_policy: the model is still the one that sampled, so its own log-probabilities are the old ones.
+        """
         token_weights = self._token_weights([sample.num_sampled_tokens for sample in batch])
-        weight_of = dict(zip(map(id, batch), token_weights, strict=True))
-
-        def compute_loss(samples: list[Sample], inputs: ModelInputs) -> tuple[Tensor, Any]:
-            token_logprobs, entropies = self._policy(inputs, [sample.temperature for sample in samples])
-            has_reference = all(sample.reference_logprobs is not None for sample in samples)
-            tokens = build_token_batch(
-                samples,
-                [weight_of[id(sample)] for sample in samples],
-                token_logprobs,
-                entropies,
-                on_policy=on_policy,
-                with_reference=self.loss.kl_coef > 0 or has_reference,
-                entropy_gradient=self.loss.entropy_coef != 0,
-            )
-            loss, measured = self.loss(tokens)
-            require_finite(loss, "the loss", tokens.logprobs * tokens.advantages, samples)
-            # On the host: ranks send these to each other.
-            split = np.split(token_logprobs.detach().float().cpu().numpy(), np.cumsum(inputs.counts)[:-1])
-            logprobs = dict(zip((sample.name for sample in samples), split, strict=True))
-            return loss, ({name: float(value) for name, value in measured.items()}, logprobs)
-
-        results = self._runner.run(batch, attrgetter("segment"), compute_loss, self._zero_grad)
-        for _, logprobs in results:
-            self.update_logprobs = logprobs | self.update_logprobs  # those before the first step stay
-        return combine_metrics(measured for measured, _ in results)
-
-    def _accumulate_critic(self, critic: Critic, batch: Sequence[Sample]) -> float:
-        """Add up the gradient of the critic's loss, Σ (V − return)² / (2 · tokens), and return it."""
-        num_tokens = sum(sample.num_sampled_tokens for sample in batch)
-
-        def compute_loss(samples: list[Sample], inputs: ModelInputs) -> tuple[Tensor, float]:
-            errors = critic(inputs) - gather_field(samples, "returns", self.device)
-            loss = errors.square().sum() / (2 * num_tokens)
-            require_finite(loss, "the critic's loss", errors, samples)
-            return loss, loss.item()
-
-        return sum(self._runner.run(batch, attrgetter("segment"), compute_loss, self._zero_grad))
+        samples = [batch[index] for index in indices]
+        segments = [sample.segment for sample in samples]
+        counts = [sample.num_sampled_tokens for sample in samples]
+        gather = partial(gather_field, samples, device=self.device)
+        # Every tensor from here on is [sampled tokens of all samples].
+        logprobs, entropies = self._policy(segments, [sample.temperature for sample in samples])
+        with_reference = self.loss.kl_coef > 0 or all(each.reference_logprobs is not None for each in samples)
+        tokens = TokenBatch(
+            logprobs=logprobs,
+            old_logprobs=logprobs.detach() if on_policy else gather("old_logprobs"),
+            sampler_logprobs=concatenate([each.logprobs[each.mask] for each in segments], self.device),
+            advantages=gather("advantages"),
+            weights=concatenate([np.repeat([token_weights[index] for index in indices], counts)], self.device),
+            sequence_ids=torch.arange(len(counts)).repeat_interleave(torch.tensor(counts)).to(self.device),
+            num_sequences=len(samples),
+            reference_logprobs=gather("reference_logprobs") if with_reference else None,
+            entropies=entropies if self.loss.entropy_coef != 0 else entropies.detach(),
+        )
+        loss, measured = self.loss(tokens)
+        require_finite(loss, "the loss", tokens.logprobs * tokens.advantages, samples)
+        # On the host: ranks send these to each other.
+        split = np.split(logprobs.detach().float().cpu().numpy(), np.cumsum(counts)[:-1])
+        by_sample = dict(zip((sample.name for sample in samples), split, strict=True))
+        return loss, ({name: float(value) for name, value in measured.items()}, by_sample)
 
     def _zero_grad(self) -> None:
         self._optimizer.zero_grad()
@@ -348,10 +347,11 @@ class LocalLearner:
             retries = self._runner.retries
             torch.cuda.reset_peak_memory_stats(self.device)
             before = torch.cuda.memory_allocated(self.device)
-            self._accumulate_policy(batch, on_policy=False)
+            segments = [sample.segment for sample in batch]
+            self._runner.run(segments, partial(self._policy_loss, batch, False), self._zero_grad)
             self._zero_grad()
             if self._critic is not None:
-                self._accumulate_critic(self._critic, batch)
+                self._runner.run(segments, partial(self._critic.loss, batch), self._zero_grad)
                 self._zero_grad()
             peak = torch.cuda.max_memory_allocated(self.device)
             torch.cuda.empty_cache()

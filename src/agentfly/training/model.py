@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from agentfly.algorithms.base import SegmentArrays
 from agentfly.backends.engine.attention import attend_dense, register_attention
 from agentfly.backends.engine.loading import resolve_dtype
 from agentfly.backends.engine.model_runner import compile_layers, share_weights, supports_packing
@@ -28,8 +29,10 @@ from agentfly.backends.engine.vision import (
     tower_parameters,
 )
 from agentfly.errors import ConfigError, DataError, RecordError, describe
-from agentfly.training.batch import ModelInputs
+from agentfly.segment import Ids
+from agentfly.training.batch import Sample, gather_field, require_finite
 from agentfly.training.logprobs import Head, score, score_logits
+from agentfly.training.lora import has_adapters
 from agentfly.training.optimizer import Optimizer
 from agentfly.vision import EncodedImage, ImageProcessor, load_image_processor
 
@@ -41,6 +44,17 @@ Precision = Literal["auto", "float32", "bfloat16"]
 def copy_trainable(model: Any) -> Any:
     """A copy of a model that shares the frozen weights with it."""
     return copy.deepcopy(model, {id(each): each for each in model.parameters() if not each.requires_grad})
+
+
+def set_tower_trainable(model: Any, trainable: bool) -> None:
+    """Train or freeze the vision tower of a model. Raises ConfigError where there is none to train."""
+    tower = tower_parameters(model)
+    if trainable and not tower:
+        raise ConfigError(f"vision.train_tower=true, but {type(model).__name__} has no vision tower")
+    if trainable and has_adapters(model):
+        raise ConfigError("vision.train_tower=true trains all weights of the tower; leave lora_rank out")
+    for weight in tower:
+        weight.requires_grad_(trainable)
 
 
 class Backbone:
@@ -87,8 +101,8 @@ class Backbone:
         device: torch.device = next(self.model.parameters()).device
         return device
 
-    def hidden_states(self, inputs: ModelInputs) -> Tensor:
-        """[sampled, width]: the head's input at the requested positions. The head itself is not computed."""
+    def hidden_states(self, segments: Sequence[SegmentArrays]) -> Tensor:
+        """[sampled, width]: the head's input before the sampled tokens. The head itself is not computed."""
 
         def run(**model_inputs: Any) -> Tensor:
             captured: list[Tensor] = []
@@ -104,24 +118,26 @@ class Backbone:
                 hook.remove()
             return captured[0]
 
-        return self._forward(inputs, run)
+        return self._forward(segments, run)
 
-    def logits(self, inputs: ModelInputs) -> Tensor:
-        """[sampled, vocab]: the model's output at the requested positions."""
-        return self._forward(inputs, lambda **model_inputs: self.model(**model_inputs).logits)
+    def logits(self, segments: Sequence[SegmentArrays]) -> Tensor:
+        """[sampled, vocab]: the model's output before the sampled tokens."""
+        return self._forward(segments, lambda **model_inputs: self.model(**model_inputs).logits)
 
-    def _forward(self, inputs: ModelInputs, run: Callable[..., Tensor]) -> Tensor:
-        lengths = [len(ids) for ids in inputs.input_ids]
+    def _forward(self, segments: Sequence[SegmentArrays], run: Callable[..., Tensor]) -> Tensor:
+        """The rows of what `run` returns, [rows, tokens, width or vocab], that predict the sampled tokens."""
+        input_ids = [segment.input_ids for segment in segments]
+        lengths = [len(ids) for ids in input_ids]
         extra: dict[str, Any] = {}
-        images = self._encode_images(inputs)
-        rotary = self._rotary_positions(inputs, images)  # per sequence: [1 or 3, tokens]
+        images = self._encode_images(segments)
+        rotary = self._rotary_positions(input_ids, images)  # per sequence: [1 or 3, tokens]
         if self.packed:
             starts = np.cumsum([0, *lengths[:-1]])
             extra = {"position_ids": self._to_device(np.concatenate(rotary, 1))[:, None], "lengths": lengths}
-            ids = np.concatenate(inputs.input_ids)[None]  # [1, tokens]
+            ids = np.concatenate(input_ids)[None]  # [1, tokens]
         else:
             starts = np.arange(len(lengths)) * max(lengths)
-            ids = np.stack([np.pad(each, (0, max(lengths) - len(each))) for each in inputs.input_ids])
+            ids = np.stack([np.pad(each, (0, max(lengths) - len(each))) for each in input_ids])
             if len(rotary[0]) > 1:
                 padded = [np.pad(each, ((0, 0), (0, max(lengths) - each.shape[1]))) for each in rotary]
                 extra = {"position_ids": self._to_device(np.stack(padded, 1))}  # [3, rows, tokens]
@@ -129,18 +145,19 @@ class Backbone:
             extra["position_ids"] = extra["position_ids"][0]  # [1, tokens]
         with self._overlay.use(*self._image_features(images, starts)):
             out = run(input_ids=self._to_device(ids), use_cache=False, **extra)  # [rows, tokens, width or vocab]
-        rows = [start + positions for start, positions in zip(starts, inputs.positions, strict=True)]
+        rows = [start + segment.positions for start, segment in zip(starts, segments, strict=True)]
         return out.flatten(0, 1).index_select(0, self._to_device(np.concatenate(rows)))
 
-    def _encode_images(self, inputs: ModelInputs) -> list[tuple[npt.NDArray[Any], list[EncodedImage]]]:
+    def _encode_images(self, segments: Sequence[SegmentArrays]) -> list[tuple[npt.NDArray[Any], list[EncodedImage]]]:
         """Per sequence: the positions of image tokens, and the images; without those after the last sampled token."""
-        if not inputs.segments:
-            return [(np.empty(0, np.int64), []) for _ in inputs.input_ids]
+        if not any(segment.images for segment in segments):
+            return [(np.empty(0, np.int64), []) for _ in segments]
         if self._image_processor is None:
             self._image_processor = load_image_processor(self.model.config.name_or_path)
         out = []
-        for ids, segment in zip(inputs.input_ids, inputs.segments, strict=True):
-            positions = segment.image_positions[segment.image_positions < len(ids)].astype(np.int64)
+        for segment in segments:
+            shown = segment.image_positions < segment.num_input_tokens
+            positions = segment.image_positions[shown].astype(np.int64)
             images: list[EncodedImage] = []
             count = 0
             for image in segment.images:
@@ -153,11 +170,11 @@ class Backbone:
         return out
 
     def _rotary_positions(
-        self, inputs: ModelInputs, images: Sequence[tuple[npt.NDArray[Any], list[EncodedImage]]]
+        self, input_ids: Sequence[Ids], images: Sequence[tuple[npt.NDArray[Any], list[EncodedImage]]]
     ) -> list[npt.NDArray[Any]]:
         """Per sequence: [axes, tokens] rotary positions. One axis; three if a sequence has images under M-RoPE."""
         found = []
-        for ids, (positions, own) in zip(inputs.input_ids, images, strict=True):
+        for ids, (positions, own) in zip(input_ids, images, strict=True):
             rotary = rotary_positions(self.model, ids, positions, own)
             found.append(np.arange(len(ids))[None] if rotary is None else rotary)
         axes = max(map(len, found))
@@ -190,25 +207,25 @@ class Policy:
         self.backbone = Backbone(model, device, **settings)
         self._has_plain_head = _has_plain_head(self.backbone)
 
-    def __call__(self, inputs: ModelInputs, temperatures: Sequence[float]) -> tuple[Tensor, Tensor]:
+    def __call__(self, segments: Sequence[SegmentArrays], temperatures: Sequence[float]) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies of the sampled tokens, [sampled] each; one temperature per sequence."""
         device = self.backbone.device
-        per_token = torch.from_numpy(np.repeat(temperatures, inputs.counts).astype(np.float32)).to(device)
-        targets = torch.from_numpy(inputs.targets).long().to(device)
+        counts = [segment.num_sampled_tokens for segment in segments]
+        per_token = torch.from_numpy(np.repeat(temperatures, counts).astype(np.float32)).to(device)
+        targets = torch.from_numpy(np.concatenate([each.tokens[each.mask] for each in segments])).long().to(device)
         if not self._has_plain_head:
-            return score_logits(self.backbone.logits(inputs), targets, per_token)
-        return score(self.backbone.hidden_states(inputs), Head.from_model(self.backbone.model), targets, per_token)
+            return score_logits(self.backbone.logits(segments), targets, per_token)
+        return score(self.backbone.hidden_states(segments), Head.from_model(self.backbone.model), targets, per_token)
 
-    def logprobs(self, inputs: ModelInputs, temperature: float) -> Tensor:
+    def logprobs(self, segments: Sequence[SegmentArrays], temperature: float) -> Tensor:
         """Log-probabilities of the sampled tokens, [sampled], all at one temperature."""
-        return self(inputs, [temperature] * len(inputs.counts))[0]
+        return self(segments, [temperature] * len(segments))[0]
 
 
 @torch.no_grad()
 def _has_plain_head(backbone: Backbone) -> bool:
     """Whether `Head` reproduces the model's logits; tested on a probe sequence, not looked up by architecture."""
-    tokens = np.arange(1, 9, dtype=np.int32)
-    probe = ModelInputs((tokens,), (np.arange(8, dtype=np.int32),), tokens)
+    probe = [SegmentArrays.from_tokens(np.arange(1, 10), prompt=1)]
     name = type(backbone.model).__name__
     try:
         expected: Tensor = backbone.logits(probe).float()
@@ -279,13 +296,21 @@ class Critic:
         torch.nn.init.zeros_(head.bias)
         self.backbone.model.set_output_embeddings(head)
 
-    def __call__(self, inputs: ModelInputs) -> Tensor:
+    def __call__(self, segments: Sequence[SegmentArrays]) -> Tensor:
         """[sampled]: the value of the state before each sampled token, in float32."""
         head = self.backbone.model.get_output_embeddings()
-        states = self.backbone.hidden_states(inputs)
+        states = self.backbone.hidden_states(segments)
         with torch.autocast(states.device.type, enabled=False):
             values = torch.nn.functional.linear(states.float(), head.weight.float(), head.bias.float())
         return values[:, 0]
+
+    def loss(self, batch: Sequence[Sample], indices: list[int]) -> tuple[Tensor, float]:
+        """The loss of a micro-batch, Σ (V − return)² / (2 · tokens of the mini-batch `batch`), twice."""
+        samples = [batch[index] for index in indices]
+        errors = self([each.segment for each in samples]) - gather_field(samples, "returns", self.backbone.device)
+        loss = errors.square().sum() / (2 * sum(sample.num_sampled_tokens for sample in batch))
+        require_finite(loss, "the critic's loss", errors, samples)
+        return loss, loss.item()
 
     def state_dict(self) -> dict[str, Tensor]:
         weights = {f"weights/{name}": each.detach() for name, each in self.optimizer.weights.items()}

@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agentfly.algorithms.base import SegmentArrays
 from agentfly.backends import open_backend
 from agentfly.backends.base import CLOSED, Backend, Request
 from agentfly.backends.engine import TransformersBackend
@@ -37,7 +38,7 @@ from agentfly.backends.fleet import FleetBackend
 from agentfly.errors import AgentFlyError, BackendFault, ConfigError, describe
 from agentfly.templates.template import Template
 from agentfly.threads import compute, wait_for
-from agentfly.training.batch import MicroBatchRunner, ModelInputs
+from agentfly.training.batch import MicroBatchRunner
 from agentfly.training.config_records import SHARDED_TOWER
 from agentfly.training.local_learner import LocalLearner
 from agentfly.training.lora import MergedWeights, has_adapters, read_weights, save_model
@@ -84,9 +85,8 @@ class ShardedLearner(LocalLearner):
             self.ranks.shard(model, low_precision=self.low_precision)
         # FSDP takes the data types of trainable weights from the first forward pass, which must not be one of the
         # reference: peft freezes adapters while they are disabled.
-        tokens = np.arange(2, dtype=np.int32)
         with torch.no_grad():
-            self._policy.backbone.logits(ModelInputs((tokens,), (tokens,), tokens))
+            self._policy.backbone.logits([SegmentArrays.from_tokens(np.arange(3), prompt=1)])
         self._reshard()
 
     def _models(self) -> list[Any]:

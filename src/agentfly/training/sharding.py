@@ -201,12 +201,13 @@ class ShardedRunner(MicroBatchRunner):
         self.ranks = ranks.size
         self._ranks = ranks
 
-    def _split(self, items: Sequence[T], length: Callable[[T], int]) -> list[tuple[list[T], bool]]:
-        """Equally many for every rank, since each pass is a collective: repeated items without effect fill up."""
-        shares = partition_by_length(items, length, self._ranks.size)
+    def _split(self, lengths: Sequence[int]) -> list[tuple[list[int], bool]]:
+        """Equally many for every rank, since each pass is a collective: repeated segments without effect fill up."""
+        length = lengths.__getitem__
+        shares = partition_by_length(range(len(lengths)), length, self._ranks.size)
         split = [split_micro_batches(share, self.tokens, length, padded=self._padded) for share in shares]
         own = split[self._ranks.rank]
-        filler = [min(items, key=length)] if items else []
+        filler = [min(range(len(lengths)), key=length)] if lengths else []
         missing = max(map(len, split)) - len(own)
         return [(each, False) for each in own] + [(filler, True)] * missing
 

@@ -110,12 +110,10 @@ class Canary:
         return difference
 
     def _score(self, completions: Sequence[Completion]) -> list[Floats]:
-        segments = []
-        for prompt, completion in zip(self._prompts, completions, strict=True):
-            tokens = np.array([*prompt, *completion.token_ids], np.int32)
-            mask = np.arange(len(tokens)) >= len(prompt)
-            zeros = np.zeros_like(tokens)
-            segments.append(SegmentArrays(tokens, mask, zeros.astype(np.float32), turns=zeros, weight_versions=zeros))
+        segments = [
+            SegmentArrays.from_tokens([*prompt, *completion.token_ids], len(prompt))
+            for prompt, completion in zip(self._prompts, completions, strict=True)
+        ]
         scores = self._learner.score(segments, 1.0)
         return [each[segment.mask] for each, segment in zip(scores, segments, strict=True)]
 
