@@ -139,7 +139,7 @@ def imitate(place: Path, teacher: Path, *, steps: int, splits: int, epochs: int,
 def measure(place: Path, make: Callable[[], Path]) -> tuple[str, str]:
     """Sampled and greedy success of a model on the held-out tasks, stored in a file."""
     from agentfly.environments.lookup import recipe
-    from agentfly.evaluation.evaluator import evaluate
+    from agentfly.evaluation import evaluate
     from agentfly.threads import wait_for
 
     if not place.exists():

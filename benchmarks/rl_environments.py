@@ -129,7 +129,7 @@ class RecipeStudy:
 
     async def evaluate(self, agent: Any, tasks: Any = None, *, greedy: bool = True) -> dict[str, Any]:
         """Success on held-out or other tasks, sampled at temperature 1 and greedy, each with its 95 % interval."""
-        from agentfly.evaluation.evaluator import evaluate
+        from agentfly.evaluation import evaluate
 
         config = self.config(Path(), [])
         sampling = {"temperature": 1.0, "max_tokens": self.env.max_tokens}

@@ -18,7 +18,7 @@ from agentfly.backends.scripted import ScriptedBackend  # noqa: E402
 from agentfly.demonstrations import demonstrate  # noqa: E402
 from agentfly.environments.lookup import Lookup  # noqa: E402
 from agentfly.errors import ConfigError, DataError  # noqa: E402
-from agentfly.evaluation.evaluator import evaluate  # noqa: E402
+from agentfly.evaluation import evaluate  # noqa: E402
 from agentfly.models.lookup import draw  # noqa: E402
 from agentfly.sft import SftStep, demonstration_segments, measure_fit, train_sft  # noqa: E402
 from agentfly.training.local_learner import LocalLearner  # noqa: E402

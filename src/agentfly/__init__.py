@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from agentfly.data import load_trajectories, read_tasks, save_trajectories
     from agentfly.environment import Environment, Pool
     from agentfly.errors import AgentFlyError, ConfigError, EnvironmentFault
-    from agentfly.evaluation.evaluator import evaluate
+    from agentfly.evaluation import evaluate
     from agentfly.resources import ResourceManager
     from agentfly.rollout import RunResult
     from agentfly.runs import RunDirectory
@@ -59,7 +59,7 @@ _NAMES = {
     "data": ("load_trajectories", "read_tasks", "save_trajectories"),
     "environment": ("Environment", "Pool"),
     "errors": ("AgentFlyError", "ConfigError", "EnvironmentFault"),
-    "evaluation.evaluator": ("evaluate",),
+    "evaluation": ("evaluate",),
     "resources": ("ResourceManager",),
     "rollout": ("RunResult",),
     "runs": ("RunDirectory",),

@@ -11,7 +11,7 @@ from agentfly import Environment, Task, reward, tool
 from agentfly.agents import ExternalAgent
 from agentfly.backends.scripted import ScriptedBackend
 from agentfly.errors import BackendFault, ConfigError
-from agentfly.evaluation.evaluator import evaluate
+from agentfly.evaluation import evaluate
 from agentfly.rollout.events import ReplyReceived
 from agentfly.trajectory import FailureKind, StopReason, TrainingTreatment
 from tests.fakes import call

@@ -8,7 +8,7 @@ from agentfly import Environment, Task, reward, tool
 from agentfly.backends.scripted import ScriptedBackend, ScriptedTurn
 from agentfly.environment import Pool
 from agentfly.errors import ConfigError, EnvironmentFault
-from agentfly.evaluation.evaluator import evaluate
+from agentfly.evaluation import evaluate
 from agentfly.resources import ResourceManager
 from agentfly.rollout.events import ChainRetried, Event
 from agentfly.trajectory import Trajectory

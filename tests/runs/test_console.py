@@ -9,7 +9,7 @@ from rich.console import Console
 
 from agentfly.runs import Alarm, EvalFigures, Progress, RunWriter, StepRecord
 from agentfly.runs.console import ConsoleLogger, RunPanel, sparkline
-from agentfly.runs.formatting import format_duration
+from agentfly.runs.record import format_duration
 from tests.runs.chains import step
 
 METRICS = {

@@ -15,7 +15,7 @@ from rich.console import Console
 from agentfly.cli.console import print_text
 from agentfly.cli.run import AgentRun
 from agentfly.errors import ConfigError
-from agentfly.evaluation.evaluator import Evaluation, evaluate, validate_counts
+from agentfly.evaluation import Evaluation, evaluate, validate_counts
 from agentfly.rollout.config import parse_sampling, parse_settings
 from agentfly.runs.files import write_atomic
 from agentfly.runs.progress import ProgressSteps

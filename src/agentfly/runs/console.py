@@ -23,8 +23,15 @@ from rich.text import Text
 
 from agentfly.errors import sanitize
 from agentfly.runs.directory import RunDirectory
-from agentfly.runs.formatting import figures, format_duration, format_eval_details
-from agentfly.runs.record import PHASES, EvalFigures, Progress, StepRecord
+from agentfly.runs.record import (
+    PHASES,
+    EvalFigures,
+    Progress,
+    StepRecord,
+    figures,
+    format_duration,
+    format_eval_details,
+)
 from agentfly.runs.thumbnails import draw_blocks, has_colors
 from agentfly.types import Image
 

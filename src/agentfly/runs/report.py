@@ -22,8 +22,7 @@ from agentfly.errors import ConfigError, sanitize
 from agentfly.extras import require_extra
 from agentfly.runs.directory import RunDirectory
 from agentfly.runs.files import write_atomic
-from agentfly.runs.formatting import ALL_FIGURES, format_duration, format_number
-from agentfly.runs.record import PHASES, StepRecord
+from agentfly.runs.record import ALL_FIGURES, PHASES, StepRecord, format_duration, format_number
 from agentfly.runs.thumbnails import describe_image, make_thumbnail
 from agentfly.segment import AUTHOR_COLORS, Author
 from agentfly.trajectory import Trajectory

@@ -16,11 +16,11 @@ from agentfly.models import resolve
 from agentfly.rollout.scheduler import validate_run
 from agentfly.templates.template import History
 from agentfly.threads import release_helpers
-from agentfly.training.launch import build_learner, is_torchrun_rank
+from agentfly.training.launch import is_torchrun_rank
 from agentfly.training.learner import Learner
 from agentfly.training.memory import MemoryPlan, fit_cache, plan_run, share_gpu
 from agentfly.training.plan import TrainPlan
-from agentfly.training.sharded_learner import ShardedLearner
+from agentfly.training.sharded_learner import ShardedLearner, build_learner
 from agentfly.training.sharding import Ranks
 
 _LOG = logging.getLogger(__name__)

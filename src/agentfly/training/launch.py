@@ -10,17 +10,10 @@ import signal
 import sys
 from collections.abc import Sequence
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 from agentfly.errors import ConfigError
 from agentfly.training.config import TrainConfig
 from agentfly.training.config_records import SHARDED_TOWER
-
-if TYPE_CHECKING:
-    import torch
-
-    from agentfly.training.local_learner import LocalLearner
-    from agentfly.training.sharding import Ranks
 
 
 def is_torchrun_rank() -> bool:
@@ -50,7 +43,7 @@ def launch_or_join_ranks(config: TrainConfig, command: Sequence[str] = (), *, re
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     from agentfly.backends.engine.loading import resolve_device
-    from agentfly.training.sharded_learner import ShardedLearner
+    from agentfly.training.sharded_learner import ShardedLearner, build_learner
     from agentfly.training.sharding import Ranks
 
     settings = config.backend_settings
@@ -103,29 +96,6 @@ def start_ranks(gpus: int, command: Sequence[str]) -> None:
         sys.exit(code if code > 0 else 128 - code)
     except SignalException as error:
         sys.exit(128 + error.sigval)
-
-
-def build_learner(config: TrainConfig, device: torch.device, ranks: Ranks | None) -> LocalLearner:
-    """Load the model of a run and make its learner; with `ranks`, this rank's part of it."""
-    import torch
-
-    from agentfly.backends.engine.loading import load_model
-    from agentfly.models import resolve
-    from agentfly.training.local_learner import LocalLearner
-    from agentfly.training.lora import add_lora
-    from agentfly.training.memory import frozen_weight_dtype
-    from agentfly.training.teacher import load_teacher
-
-    loaded_on = device if ranks is None else torch.device("cpu")
-    model = load_model(resolve(config.model), loaded_on, frozen_weight_dtype(config, on_gpu=device.type == "cuda"))
-    if config.lora_rank is not None:
-        model = add_lora(model, config.lora_rank, seed=config.seed)
-    teacher = load_teacher(config, model, loaded_on, on_gpu=device.type == "cuda")
-    if ranks is None:
-        return LocalLearner.from_config(model, config, teacher=teacher)
-    from agentfly.training.sharded_learner import ShardedLearner
-
-    return ShardedLearner.from_config(model, config, teacher=teacher, ranks=ranks)
 
 
 def _select_gpu(local_rank: int, local_ranks: int) -> None:

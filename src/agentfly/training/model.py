@@ -29,7 +29,6 @@ from agentfly.backends.engine.vision import (
     tower_parameters,
 )
 from agentfly.errors import ConfigError, DataError, RecordError, describe
-from agentfly.segment import Ids
 from agentfly.training.batch import Sample, gather_field, require_finite
 from agentfly.training.logprobs import Head, score, score_logits
 from agentfly.training.lora import has_adapters
@@ -130,7 +129,13 @@ class Backbone:
         lengths = [len(ids) for ids in input_ids]
         extra: dict[str, Any] = {}
         images = self._encode_images(segments)
-        rotary = self._rotary_positions(input_ids, images)  # per sequence: [1 or 3, tokens]
+        # Rotary positions per sequence, [axes, tokens]: one axis, or three if a sequence has images under M-RoPE.
+        rotary = [np.arange(len(ids))[None] for ids in input_ids]
+        for number, (ids, (positions, own)) in enumerate(zip(input_ids, images, strict=True)):
+            if (found := rotary_positions(self.model, ids, positions, own)) is not None:
+                rotary[number] = found
+        axes = max(map(len, rotary))
+        rotary = [np.broadcast_to(each, (axes, each.shape[1])) for each in rotary]
         if self.packed:
             starts = np.cumsum([0, *lengths[:-1]])
             extra = {"position_ids": self._to_device(np.concatenate(rotary, 1))[:, None], "lengths": lengths}
@@ -168,17 +173,6 @@ class Backbone:
                 raise RecordError(f"a segment has {len(positions)} image tokens, its images need {count}")
             out.append((positions, images))
         return out
-
-    def _rotary_positions(
-        self, input_ids: Sequence[Ids], images: Sequence[tuple[npt.NDArray[Any], list[EncodedImage]]]
-    ) -> list[npt.NDArray[Any]]:
-        """Per sequence: [axes, tokens] rotary positions. One axis; three if a sequence has images under M-RoPE."""
-        found = []
-        for ids, (positions, own) in zip(input_ids, images, strict=True):
-            rotary = rotary_positions(self.model, ids, positions, own)
-            found.append(np.arange(len(ids))[None] if rotary is None else rotary)
-        axes = max(map(len, found))
-        return [np.broadcast_to(each, (axes, each.shape[1])) for each in found]
 
     def _image_features(
         self, images: Sequence[tuple[npt.NDArray[Any], list[EncodedImage]]], starts: npt.NDArray[Any]

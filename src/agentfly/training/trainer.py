@@ -19,7 +19,7 @@ from typing import Any, Self
 import torch
 
 from agentfly.algorithms.kl import KLController
-from agentfly.evaluation.evaluator import evaluate
+from agentfly.evaluation import evaluate
 from agentfly.models import resolve
 from agentfly.runs import (
     Alarm,

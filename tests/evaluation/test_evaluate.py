@@ -13,7 +13,7 @@ from agentfly.agents import HFAgent
 from agentfly.backends.scripted import ScriptedTurn
 from agentfly.environment import Pool
 from agentfly.errors import BackendFault, ConfigError, DataError
-from agentfly.evaluation.evaluator import Evaluation, evaluate
+from agentfly.evaluation import Evaluation, evaluate
 from agentfly.rollout.events import ChainEnded, Event
 from agentfly.types import Sampling
 from tests.fakes import byte_agent
@@ -244,7 +244,7 @@ async def test_unscored_chains_are_run_again(tmp_path: Path) -> None:
 
 
 async def test_foreign_or_locked_log_is_not_changed(tmp_path: Path) -> None:
-    from agentfly.evaluation.evaluator import EvalLog
+    from agentfly.evaluation import EvalLog
 
     agent, other = byte_agent(solver, reward=said_yes), tmp_path / "other.jsonl"
     other.write_text('{"question": "?"}\n')
