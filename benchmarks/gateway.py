@@ -8,7 +8,8 @@ The backend answers at once from a script, so what is measured is the gateway: p
 and HTTP. The clients run in a process of their own and send raw bytes, so that their time is not counted. A direct call
 runs the same chains with `HFAgent` in this process: template, parser and record without HTTP. LiteLLM's proxy forwards
 the same requests to a server in this process, whose time is not counted either. Times are CPU times of the serving
-process, taken in alternating rounds: other work on the machine changes them little.
+process, taken in alternating rounds: other work on the machine changes them little. The cost of long conversations is
+measured beside servers that only read, or read and decode, the same requests.
 """
 
 from __future__ import annotations
@@ -31,17 +32,38 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from starlette.responses import JSONResponse
 
 from agentfly import tool
 from agentfly.agents import HFAgent
 from agentfly.backends.scripted import ScriptedBackend
 from agentfly.gateway import Gateway
+from agentfly.gateway.server import MAX_BYTES, READ_SECONDS, make_server
+from agentfly.http_body import parse_json
+from agentfly.http_server import open_listener, read_request
 from agentfly.rollout import ChainLimits, ChainSettings
 
 CALL = '<tool_call>\n{"name": "lookup", "arguments": {"who": "Fotem", "what": "friend"}}\n</tool_call>'
 OBSERVATION = "The friend of Fotem is Gabex."
 QUESTION = "What is the color of the friend of Fotem?"
 CHAT = "/v1/chat/completions"
+REPLY = {
+    "choices": [
+        {
+            "message": {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [
+                    {
+                        "id": "call_0",
+                        "type": "function",
+                        "function": {"name": "lookup", "arguments": '{"who": "Fotem", "what": "friend"}'},
+                    }
+                ],
+            }
+        }
+    ]
+}
 PROXY_KEY = f"sk-{secrets.token_hex(32)}"
 
 
@@ -145,29 +167,50 @@ async def measure_gateway(chains: int, turns: int, *, stream: bool) -> float:
     return 1000 * used / (chains * turns)
 
 
-async def measure_growth(turns: int, chains: int, observation: str) -> tuple[float, float]:
-    """CPU milliseconds per turn in the first and in the last tenth of long conversations, the median of `chains`."""
+async def measure_growth(turns: int, rounds: int, observation: str) -> dict[str, tuple[float, float]]:
+    """CPU milliseconds per turn in the first and in the last tenth of long conversations, the median of `rounds`.
+
+    Beside the gateway: servers of the same kind that only read a body, and that read and decode it, and send the
+    same reply. Their growth is the least that a client which sends its whole history can cause.
+    """
     times: list[float] = []
+    tenth = max(turns // 10, 1)
+    found: dict[str, list[tuple[float, float]]] = {}
 
     def script(turn: Any) -> str:
         times.append(time.process_time())  # from one turn to the next: everything that the server does for a turn
         return CALL
 
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        body = await read_request(receive, MAX_BYTES, READ_SECONDS)
+        if decodes:
+            parse_json(body)
+        script(None)
+        await JSONResponse(REPLY)(scope, receive, send)
+
     agent = make_agent(script)
     settings = ChainSettings(limits=ChainLimits(max_turns=turns))
-    tenth = max(turns // 10, 1)
-    first, last = [], []
-    async with Gateway(agent.backend, agent.load_template, model="scripted") as gateway:
-        for number in range(chains + 1):
+    listener, ready = open_listener("127.0.0.1", 0), asyncio.Event()
+    server = make_server(answer, ready.set)
+    async with Gateway(agent.backend, agent.load_template, model="scripted") as gateway, asyncio.TaskGroup() as tasks:
+        tasks.create_task(server.serve(sockets=[listener]))
+        await ready.wait()
+        for number, name in itertools.product(range(rounds + 1), ("gateway", "only reads", "reads and decodes")):
             times.clear()
+            decodes = name == "reads and decodes"
             key, _ = await gateway.open_session(settings)
-            await run_in_process(gateway.port, [key], turns, observation=observation)
+            port = gateway.port if name == "gateway" else listener.getsockname()[1]
+            await run_in_process(port, [key], turns, observation=observation)
             await gateway.close_session(key)
             steps = [1000 * (end - start) for start, end in itertools.pairwise(times)]
-            if number:  # the first warms up
-                first.append(statistics.median(steps[:tenth]))
-                last.append(statistics.median(steps[-tenth:]))
-    return statistics.median(first), statistics.median(last)
+            if number:  # the first round warms up
+                ends = statistics.median(steps[:tenth]), statistics.median(steps[-tenth:])
+                found.setdefault(name, []).append(ends)
+        server.should_exit = True
+    return {
+        name: (statistics.median(first for first, _ in each), statistics.median(last for _, last in each))
+        for name, each in found.items()
+    }
 
 
 @contextlib.contextmanager
@@ -239,11 +282,11 @@ async def main(quick: bool, litellm: str) -> None:
         print(f"  the gateway adds, {name:10} {statistics.median(added):.2f}, at most {max(added):.2f}")
     turns = 10 if quick else 100
     for size in (len(OBSERVATION), 1000):
-        first, last = await measure_growth(turns, 1 if quick else 15, OBSERVATION.ljust(size, "."))
-        print(
-            f"  {turns} turns, observations of {size} characters: {first:.2f} at the start, {last:.2f} at the end, "
-            f"ratio {last / first:.2f}"
-        )
+        print(f"conversations of {turns} turns, observations of {size} characters: CPU ms per turn")
+        growth = await measure_growth(turns, 1 if quick else 15, OBSERVATION.ljust(size, "."))
+        for name, (first, last) in growth.items():
+            grown = f"{last - first:+.2f}, ratio {last / first:.2f}"
+            print(f"  {name:28} {first:.2f} at the start, {last:.2f} at the end: {grown}")
 
 
 if __name__ == "__main__":

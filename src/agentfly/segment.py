@@ -208,6 +208,14 @@ class Segment:
         """The ids so far, as sent to a backend: a copy, since the segment keeps growing."""
         return self._ids[:]
 
+    def extend_prompt(self, added: Sequence[int], end: int) -> array[int]:
+        """The first `end` ids with the next ones, copied once: a long copy costs more than the rest of a turn."""
+        known = self._ids if end == len(self._ids) else self._ids[:end]
+        return known + array("i", added)
+
+    def id_at(self, index: int) -> int:
+        return self._ids[index]
+
     @property
     def last_id(self) -> int | None:
         """The last id; None while the segment is empty."""

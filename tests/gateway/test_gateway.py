@@ -137,7 +137,7 @@ async def test_repeated_messages_are_parsed_as_in_the_first_request() -> None:
     for text in bodies * 2:
         data = bytearray(text.encode())
         try:
-            expected = RequestParser(0).read(data, "messages")
+            expected = RequestParser(0).read(data[:], "messages")
         except ApiError:
             with pytest.raises(ApiError):
                 parser.read(data, "messages")

@@ -138,9 +138,8 @@ class Recorder:
             return Prompt(array("i", template.start(messages)), messages, template)
         node, known = found
         segment, end = node.find_open() or node.turns[-1]
-        ids = segment.prompt  # a copy; a long one costs more than the rest of a turn
-        del ids[end:]
         if template.history is History.TEMPLATE:
+            ids = segment.extend_prompt((), end)
             rendered = array("i", template.start(messages))
             if rendered[:end] != ids:
                 return Prompt(rendered, messages, template)
@@ -150,9 +149,9 @@ class Recorder:
             extended = template.extend(messages[known:])
         except TemplateError:  # a kind of delta that is not exact: render everything
             return Prompt(array("i", template.start(messages)), messages, template)
-        added = extended.after(ids[-1])
+        added = extended.after(segment.id_at(end - 1))
         closed = end + len(added) - len(extended.ids)
-        ids.extend(added)
+        ids = segment.extend_prompt(added, end)
         return Prompt(ids, messages, template, node, known, segment, end, closed=closed)
 
     def record(self, prompt: Prompt, completion: Completion, sampled: Message, sent: Message) -> Node:

@@ -27,20 +27,14 @@ _MARK = secrets.token_hex(16)
 _DECODER = json.JSONDecoder()
 
 
-@dataclass(frozen=True, slots=True)
-class _Prefix:
-    """The beginning of a body up to the end of its last message; empty if it is not remembered."""
-
-    data: bytes = b""
-    start: int = 0
-    """Where the first message begins."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _Conversation:
     """A request that was parsed."""
 
-    prefix: _Prefix
+    prefix: bytearray
+    """The beginning of its body up to the end of its last message; empty if it is not remembered."""
+    start: int
+    """Where the first message begins in `prefix`."""
     parse_item: ParseItem
     items: list[Any]
     messages: list[Message]
@@ -53,29 +47,33 @@ class RequestParser:
     def __init__(self, remembered: int = 8) -> None:
         """`remembered`: number of conversations that are kept; 0 parses every request as a whole."""
         self._conversations: deque[_Conversation] = deque(maxlen=remembered)
-        self._last: tuple[Any, _Prefix] = (None, _Prefix())
-        """The messages and the prefix of the body that was read last."""
+        self._last: tuple[Any, bytearray, int] = (None, bytearray(), 0)
+        """Of the body that was read last: its messages, and prefix and start as in `_Conversation`."""
 
-    def read(self, data: bytes | bytearray, name: str) -> dict[str, Any]:
-        """Parse a body, whose field `name` has the messages. Raises ApiError if it is not a JSON object."""
+    def read(self, data: bytearray, name: str) -> dict[str, Any]:
+        """Parse a body, whose field `name` has the messages. Raises ApiError if it is not a JSON object.
+
+        The body is cut after its last message and kept: a copy of a long one would cost more than parsing what is new.
+        """
         for known in self._conversations:
-            prefix, length = known.prefix, len(known.prefix.data)
-            if not prefix.data or data[length : length + 1] != b"," or not data.startswith(prefix.data):
+            start, length = known.start, len(known.prefix)
+            if not length or data[length : length + 1] != b"," or not data.startswith(known.prefix):
                 continue
-            cut = data[: prefix.start] + f'"{_MARK}"'.encode() + data[length:]
+            cut = data[:start] + f'"{_MARK}"'.encode() + data[length:]
             body = parse_body(cut)
             items = body.get(name)
             if isinstance(items, list) and items[:1] == [_MARK]:  # not if the field occurs twice
                 items[:1] = known.items
-                end = _find_end(cut, prefix.start) + len(data) - len(cut)
-                self._last = (items, _Prefix(bytes(data[:end]), prefix.start))
+                del data[_find_end(cut, start) + len(data) - len(cut) :]
+                self._last = (items, data, start)
                 return body
         body = parse_body(data)
         items = body.get(name)
         start = 0
         if self._conversations.maxlen and isinstance(items, list) and len(data) <= MAX_PREFIX:
             start = _find_start(data, name)
-        self._last = (items, _Prefix(bytes(data[: _find_end(data, start)]), start) if start else _Prefix())
+        del data[_find_end(data, start) if start else 0 :]
+        self._last = (items, data, start)
         return body
 
     def parse(self, items: list[Any], parse_item: ParseItem, *, check_results: bool = True) -> list[Message]:
@@ -89,10 +87,9 @@ class RequestParser:
             if each.parse_item is parse_item and each.items == items[: len(each.items)]
         ]
         known = max(matching, key=lambda each: len(each.items), default=None)
-        messages = [] if known is None else known.messages.copy()
-        names = {} if known is None else known.names.copy()
-        num_known = len(messages)
-        for item in items[0 if known is None else len(known.items) :]:
+        messages, names, num_items = ([], {}, 0) if known is None else (known.messages, known.names, len(known.items))
+        messages, names, num_known = messages.copy(), names.copy(), len(messages)
+        for item in items[num_items:]:
             parse_item(item, messages, names)
         for message in messages[num_known:]:
             check_text(message.text + message.thinking + message.tool_call_id)
@@ -102,9 +99,10 @@ class RequestParser:
                 require_call(message.tool_call_id, names)
         if known is not None:
             self._conversations.remove(known)
-        read, prefix = self._last
-        prefix = prefix if read is items else _Prefix()
-        self._conversations.append(_Conversation(prefix, parse_item, items, messages, names))
+        read, prefix, start = self._last
+        if read is not items:
+            prefix, start = bytearray(), 0
+        self._conversations.append(_Conversation(prefix, start, parse_item, items, messages, names))
         return messages.copy()
 
 

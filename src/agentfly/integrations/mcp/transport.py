@@ -83,7 +83,10 @@ class StdioTransport:
 
     async def __aenter__(self) -> tuple[Any, Any]:
         config = json.dumps({"command": self._command, "owner": os.getpid()})
-        self._process = await asyncio.create_subprocess_exec(
+        loop = asyncio.get_running_loop()
+        # As create_subprocess_exec does, which does not return the transport; nothing else closes the pipes.
+        self._transport, protocol = await loop.subprocess_exec(
+            lambda: asyncio.subprocess.SubprocessStreamProtocol(limit=_CHUNK, loop=loop),
             *(sys.executable, "-I", "-S", "-B", _GUARDIAN, "guardian", config),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
@@ -92,6 +95,7 @@ class StdioTransport:
             cwd=self._cwd,
             start_new_session=True,  # Ctrl-C goes to this process only
         )
+        self._process = asyncio.subprocess.Process(self._transport, protocol, loop)
         self._received, received = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         to_send, self._to_send = anyio.create_memory_object_stream[SessionMessage](0)
         self._tasks = [
@@ -121,7 +125,7 @@ class StdioTransport:
                     task.cancel()
                 self._received.close()
                 self._to_send.close()
-                process._transport.close()  # type: ignore[attr-defined]  # nothing public closes the pipes
+                self._transport.close()
                 await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _write_stdin(self) -> None:
