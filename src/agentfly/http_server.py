@@ -1,8 +1,10 @@
-"""Shared by the servers of this package: where they listen, which requests they refuse, and limits of a body."""
+"""Shared by the servers of this package: where they listen, keys, which requests they refuse, limits of a body."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import ipaddress
 import socket
 from collections.abc import Iterable, Mapping
@@ -17,16 +19,16 @@ if TYPE_CHECKING:
 ANY_HOST = "*"
 
 
-class BodyTooLarge(ValueError):
-    """The body of a request has more bytes than allowed."""
+class RequestError(ValueError):
+    """A request is answered with an HTTP status; the rest of it is not read."""
 
-
-class SlowClient(ValueError):
-    """A client did not send its request in time."""
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 async def read_request(receive: Receive, max_bytes: int, seconds: float) -> bytearray:
-    """Read the body of a request. Raises BodyTooLarge and SlowClient; ConnectionError if the client is gone."""
+    """Read the body of a request. Raises RequestError if it is too large or slow, ConnectionError without a client."""
     body = bytearray()
     try:
         async with asyncio.timeout(seconds):
@@ -36,11 +38,28 @@ async def read_request(receive: Receive, max_bytes: int, seconds: float) -> byte
                     raise ConnectionError("the client closed the connection")
                 body += message.get("body", b"")
                 if len(body) > max_bytes:
-                    raise BodyTooLarge(f"a request has at most {max_bytes:,} bytes")
+                    raise RequestError(f"a request has at most {max_bytes:,} bytes", 413)
                 if not message.get("more_body", False):
                     return body
     except TimeoutError:
-        raise SlowClient(f"the request was not complete after {seconds:g} s") from None
+        raise RequestError(f"the request was not complete after {seconds:g} s", 408) from None
+
+
+def read_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """The key of a request: its bearer token, or x-api-key. Bytes, since a header may have any; clients send UTF-8."""
+    found = dict(headers)
+    scheme, _, token = found.get(b"authorization", b"").partition(b" ")
+    return token.strip() if scheme.lower() == b"bearer" else found.get(b"x-api-key", b"")
+
+
+def digest_key(key: bytes | str) -> bytes:
+    """A digest under which a key can be looked up: the time of a lookup says nothing about the keys that exist."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape") if isinstance(key, str) else key).digest()
+
+
+def equals_key(given: bytes, key: str) -> bool:
+    """Whether a client has sent this key, in a time that depends on neither."""
+    return hmac.compare_digest(digest_key(given), digest_key(key))
 
 
 class BrowserGuard:
@@ -121,6 +140,11 @@ def require_key(host: str, api_key: str | None) -> None:
     """Raise ConfigError if other machines could use a server without a key."""
     if not api_key and not is_loopback(host):
         raise ConfigError(f"host={host!r} is reachable from other machines: give an api_key, or listen on 127.0.0.1")
+
+
+def format_url(host: str, port: int) -> str:
+    """The address of a server."""
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def open_listener(host: str, port: int) -> socket.socket:

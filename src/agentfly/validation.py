@@ -7,7 +7,7 @@ from typing import Annotated, Any, get_type_hints
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from agentfly.errors import ConfigError
+from agentfly.errors import ConfigError, describe
 
 PositiveInt = Annotated[int, Field(strict=True, ge=1)]
 NonNegativeInt = Annotated[int, Field(strict=True, ge=0)]
@@ -31,6 +31,14 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
 def validate(name: str, value: Any, hint: Any, note: str = "") -> Any:
     """Check and coerce one value. Raises ConfigError: `{name} must be {requirement}{note}, not {value}`."""
     return _validate(name, value, _adapter(hint), note)
+
+
+def describe_invalid(error: Exception) -> str:
+    """The problems of a value that pydantic has rejected, each with its place; the text of any other error."""
+    if not isinstance(error, ValidationError):
+        return describe(error)
+    wrong = error.errors(include_url=False, include_input=False, include_context=False)
+    return "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in wrong)
 
 
 def _validate(name: str, value: Any, adapter: TypeAdapter[Any], note: str) -> Any:

@@ -1,15 +1,22 @@
 """What a hostile or broken client sends is answered or cut off; it neither stops the server nor reaches a chain."""
 
+import ast
 import asyncio
+import base64
 import contextlib
+import hmac
 import json
+import os
+import pickle
 import random
 import socket
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+import agentfly
 from agentfly.gateway import server
 from agentfly.rollout import ChainSettings
 from tests.gateway.conversations import PARAMETERS, SETTINGS, serve
@@ -181,6 +188,104 @@ async def test_every_refusal_has_the_error_format_of_its_api(path: str) -> None:
             assert (await client.post(f"/{path}", json=good, headers={"x-api-key": key})).is_success
         assert session.recorder is not None
         assert len(session.recorder.turns) == 1
+
+
+KEY = "schlüssel-ключ"
+RIGHT = KEY.encode()
+WRONG_KEYS = [
+    RIGHT[:-1], RIGHT + b"x", RIGHT.upper(), RIGHT[::-1], KEY.encode("utf-7"), b"schl\xfcssel", b"\xff\xfe",
+    b"k" * 5000, b"sk-chain-x", b"None", RIGHT + b"," + RIGHT,
+]  # fmt: skip
+"""Beginnings, extensions, other encodings, and bytes that are no text."""
+
+
+async def test_keys_are_compared_as_bytes_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[Any, Any]] = []
+    genuine = hmac.compare_digest
+
+    def compare(one: Any, other: Any) -> bool:
+        compared.append((one, other))
+        return genuine(one, other)
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    body = CALLS["chat/completions"][0]
+    async with serve("x", api_key=KEY) as gateway:
+        chain_key, _ = await gateway.open_session(SETTINGS)
+        url = f"{gateway.base_url}/chat/completions"
+        async with httpx.AsyncClient(timeout=60) as client:
+            for wrong in WRONG_KEYS:
+                for headers in ({"authorization": b"Bearer " + wrong}, {"authorization": wrong}, {"x-api-key": wrong}):
+                    answer = await client.post(url, json=body, headers=headers)
+                    assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key"), headers
+            for headers in (
+                {},
+                {"authorization": b""},
+                {"x-api-key": b""},
+                {"authorization": b"Bearer"},
+                {"authorization": b"Basic " + RIGHT},
+                {"authorization": RIGHT},
+                {"authorization": b"Bearer " + chain_key[:-1].encode()},
+            ):
+                assert (await client.post(url, json=body, headers=headers)).status_code == 401, headers
+            assert len(compared) == 3 * len(WRONG_KEYS) + 7
+            for headers in ({"authorization": b"bearer  " + RIGHT}, {"x-api-key": RIGHT}):
+                assert (await client.post(url, json=body, headers=headers)).is_success
+            assert (await client.post(url, json=body, headers={"x-api-key": chain_key})).is_success
+        # Digests, whose comparison and lookup say nothing about the keys, their length included.
+        assert all(type(each) is bytes and len(each) == 32 for pair in compared for each in pair)
+        assert [type(each) is bytes and len(each) == 32 for each in gateway._keys] == [True]
+
+
+class _Exploit:
+    """Creates a folder where it is unpickled."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.folder),)
+
+
+async def test_a_pickle_is_not_loaded(tmp_path: Path) -> None:
+    pickled = [pickle.dumps(_Exploit(tmp_path / "loaded"), protocol) for protocol in range(pickle.HIGHEST_PROTOCOL + 1)]
+    async with serve("x") as gateway:
+        key, session = await gateway.open_session(SETTINGS)
+        async with httpx.AsyncClient(base_url=gateway.base_url, headers={"x-api-key": key}, timeout=60) as client:
+            for path in PATHS:
+                for data in pickled:
+                    for kind, status in (("application/json", 400), ("application/octet-stream", 415)):
+                        answer = await client.post(f"/{path}", content=data, headers={"content-type": kind})
+                        assert answer.status_code == status
+                    text = base64.b64encode(data).decode()
+                    message = {"role": "user", "content": text}
+                    fields = {"messages": [message], "input": text, "prompt": text, "model": text, "max_tokens": 5}
+                    assert (await client.post(f"/{path}", json=fields)).status_code < 500
+        assert session.recorder is not None
+        assert session.recorder.turns
+    assert not os.listdir(tmp_path)
+    pickle.loads(pickled[-1])  # the exploit works
+    assert os.listdir(tmp_path)
+
+
+def test_code_that_reads_requests_imports_nothing_that_loads_objects() -> None:
+    """The servers, what decodes their bodies, and the types and parsers that values of a body become."""
+    package = Path(agentfly.__file__).parent
+    files = [package / name for name in ("http_server.py", "http_body.py", "types.py", "integrations/openenv.py")]
+    for folder in ("gateway", "integrations/mcp", "templates/parsers"):
+        files += sorted((package / folder).rglob("*.py"))
+    forbidden = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "yaml", "torch", "copyreg", "_pickle"}
+    calls = {"eval", "exec", "compile", "__import__"}
+    assert len(files) > 20
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text())):
+            names: set[str] = set()
+            if isinstance(node, ast.Import):
+                names = {each.name.partition(".")[0] for each in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                names = {(node.module or "").partition(".")[0]}
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                names = {node.func.id} & calls
+            assert not names & (forbidden | calls), f"{file.relative_to(package)}:{getattr(node, 'lineno', 0)}: {names}"
 
 
 async def test_a_header_cannot_be_injected_and_malformed_requests_end_their_connection() -> None:

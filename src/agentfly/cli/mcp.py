@@ -113,13 +113,12 @@ async def _serve_stdio(server: MCPApp) -> None:
 
 async def _serve_http(server: MCPApp, host: str, port: int, api_key: str) -> None:
     from agentfly.gateway.server import make_server
-    from agentfly.http_server import open_listener, require_key
+    from agentfly.http_server import format_url, open_listener, require_key
     from agentfly.integrations.mcp.server import PATH
 
     require_key(host, api_key)
     listener = open_listener(host, port)
-    shown = f"[{host}]" if ":" in host else host
-    url = f"http://{shown}:{listener.getsockname()[1]}{PATH}"
+    url = format_url(host, listener.getsockname()[1]) + PATH
 
     async with server, server.app() as asgi:
         ready = f"agentfly: {', '.join(server.toolbox.names)} at {url}"

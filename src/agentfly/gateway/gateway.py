@@ -7,8 +7,6 @@ the server it waits for. Sessions and their recorders belong to that loop.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import secrets
 import threading
 from collections import Counter
@@ -19,9 +17,8 @@ from agentfly.backends.base import Backend, PromptFormat
 from agentfly.errors import BackendFault, ConfigError, describe
 from agentfly.extras import require_extra
 from agentfly.gateway.chat import ApiError
-from agentfly.gateway.session import GatewaySession
-from agentfly.gateway.template_cache import LoadTemplate, TemplateCache
-from agentfly.http_server import open_listener, require_key
+from agentfly.gateway.session import GatewaySession, LoadTemplate, TemplateCache
+from agentfly.http_server import digest_key, equals_key, format_url, open_listener, require_key
 from agentfly.rollout.config import ChainSettings
 from agentfly.rollout.limits import ChainLimits
 from agentfly.threads import call
@@ -77,7 +74,7 @@ class Gateway:
         self._settings = ChainSettings(limits=limits or ChainLimits(max_turns=1000))
         self._key = api_key
         self._keys: dict[bytes, GatewaySession] = {}
-        """Sessions by the digest of their key, so that the time of a lookup says nothing about the keys that exist."""
+        """Sessions by the digest of their key."""
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop
         self._server: Any = None
@@ -93,8 +90,7 @@ class Gateway:
     @property
     def url(self) -> str:
         """Address of the server, without /v1."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{'127.0.0.1' if self.host == '0.0.0.0' else host}:{self.port}"
+        return format_url("127.0.0.1" if self.host == "0.0.0.0" else self.host, self.port)
 
     @property
     def base_url(self) -> str:
@@ -113,22 +109,22 @@ class Gateway:
 
         session = await self._run(open_in_loop())
         key = f"sk-chain-{secrets.token_urlsafe(32)}"
-        self._keys[_digest(key)] = session
+        self._keys[digest_key(key)] = session
         return key, session
 
     async def close_session(self, key: str) -> None:
         """End a chain: its key is not valid any more, and its running requests are cancelled."""
-        session = self._keys.pop(_digest(key))
+        session = self._keys.pop(digest_key(key))
         await self._run(session.close())
         assert session.recorder is not None
         self._finished += session.recorder.counts
 
-    def authenticate(self, key: str, chain: str) -> GatewaySession:
+    def authenticate(self, key: bytes, chain: str) -> GatewaySession:
         """The session of a request. Raises ApiError 401 for an unknown key."""
-        digest = _digest(key)
+        digest = digest_key(key)
         if (session := self._keys.get(digest)) is not None:
             return session
-        if self._key is None or (self._key and not hmac.compare_digest(digest, _digest(self._key))):
+        if self._key is None or (self._key and not equals_key(key, self._key)):
             raise ApiError("the API key is not valid here", 401, "invalid_api_key")
         if not self.record:
             chain = ""
@@ -166,14 +162,14 @@ class Gateway:
             if self._thread is not None:
                 return
             with require_extra("serving", "gateway"):
-                from agentfly.gateway.server import build_server
+                from agentfly.gateway.server import GatewayApp, make_server
             listener = open_listener(self.host, self.port)
             self.port = listener.getsockname()[1]
 
             def serve() -> None:
                 async def main() -> None:
                     self._loop = asyncio.get_running_loop()
-                    self._server = build_server(self, self._ready.set)
+                    self._server = make_server(GatewayApp(self), self._ready.set)
                     await self._server.serve(sockets=[listener])
 
                 try:
@@ -211,7 +207,3 @@ class Gateway:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()

@@ -14,7 +14,7 @@ import contextlib
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import h11
 import uvicorn
@@ -22,16 +22,16 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, StreamingResponse
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from agentfly.backends.base import Backend
 from agentfly.gateway import anthropic_messages, chat_completions, responses
 from agentfly.gateway.chat import ApiError, ChatReply, Delta
 from agentfly.gateway.request_parser import parse_body
 from agentfly.gateway.session import GatewaySession, Turn
-from agentfly.gateway.template_cache import TemplateCache
-from agentfly.http_server import BodyTooLarge, BrowserGuard, SlowClient, read_request
+from agentfly.http_server import BrowserGuard, RequestError, read_key, read_request
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from agentfly.gateway.gateway import Gateway
 
 _LOG = logging.getLogger(__name__)
 MAX_BYTES = 32 << 20
@@ -44,39 +44,18 @@ IDLE_SECONDS = 120
 """Time for which a connection without a request is kept."""
 CHAIN_HEADER = "x-agentfly-chain"
 """Tells the chains of clients apart that share the gateway's own key."""
-_APIS: dict[str, Any] = {
-    "/v1/chat/completions": chat_completions,
-    "/v1/responses": responses,
-    "/v1/messages": anthropic_messages,
-}
-_STREAMS: dict[str, Any] = {
-    "/v1/chat/completions": chat_completions.ChatCompletionsStream,
-    "/v1/responses": responses.ResponsesStream,
-    "/v1/messages": anthropic_messages.MessagesStream,
+_APIS: dict[str, tuple[Any, Any]] = {
+    "/v1/chat/completions": (chat_completions, chat_completions.ChatCompletionsStream),
+    "/v1/responses": (responses, responses.ResponsesStream),
+    "/v1/messages": (anthropic_messages, anthropic_messages.MessagesStream),
 }
 Respond = Callable[["Scope", "Receive", "Send"], Awaitable[None]]
-
-
-class ServedGateway(Protocol):
-    """What the application needs of a gateway."""
-
-    model: str
-    backend: Backend
-    templates: TemplateCache
-
-    @property
-    def takes_any_key(self) -> bool: ...
-
-    def authenticate(self, key: str, chain: str) -> GatewaySession:
-        """The session of a request. Raises ApiError."""
-
-    def metrics(self) -> dict[str, float]: ...
 
 
 class GatewayApp:
     """The ASGI application."""
 
-    def __init__(self, gateway: ServedGateway) -> None:
+    def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._guard = BrowserGuard(self)
 
@@ -109,9 +88,7 @@ class GatewayApp:
             raise ApiError(problem, 403, "forbidden")
         if path == "/health":
             return JSONResponse({"status": "ok"})
-        scheme, _, bearer = headers.get("authorization", "").partition(" ")
-        key = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        session = gateway.authenticate(key, headers.get(CHAIN_HEADER, "")[:200])
+        session = gateway.authenticate(read_key(scope["headers"]), headers.get(CHAIN_HEADER, "")[:200])
         if path in ("/metrics", "/v1/models"):
             if scope["method"] != "GET":
                 raise ApiError(f"{path} is read with GET", 405, "method_not_allowed")
@@ -126,12 +103,12 @@ class GatewayApp:
         data = await _read_body(headers, receive)
         if path == "/v1/completions":
             return await self._complete(session, parse_body(data), receive)
-        api = _APIS[path]
+        api, stream = _APIS[path]
         body = session.parser.read(data, "input" if api is responses else "messages")
         turn = await session.prepare(api.parse_request(body, session.parser))
         template = turn.prompt.template
         if turn.request.stream:
-            writer = _STREAMS[path](turn.id, turn.request, turn.created)
+            writer = stream(turn.id, turn.request, turn.created)
             return StreamingResponse(stream_turn(session, turn, writer), media_type="text/event-stream")
         reply = await run_while_connected(session, turn, receive)
         return JSONResponse(api.format_reply(reply, template))
@@ -157,10 +134,8 @@ async def _read_body(headers: Headers, receive: Receive) -> bytearray:
         raise ApiError("a compressed request is not supported; send it uncompressed", 415, "unsupported_media_type")
     try:
         return await read_request(receive, MAX_BYTES, READ_SECONDS)
-    except BodyTooLarge as error:
-        raise ApiError(str(error), 413, "request_too_large") from None
-    except SlowClient as error:
-        raise ApiError(str(error), 408, "timeout") from None
+    except RequestError as error:
+        raise ApiError(str(error), error.status, "request_too_large" if error.status == 413 else "timeout") from None
 
 
 async def run_while_connected(session: GatewaySession, turn: Turn, receive: Receive) -> ChatReply:
@@ -273,11 +248,6 @@ class BackgroundServer(uvicorn.Server):
     async def startup(self, sockets: Any = None) -> None:
         await super().startup(sockets)
         self._on_ready()
-
-
-def build_server(gateway: ServedGateway, on_ready: Callable[[], None]) -> uvicorn.Server:
-    """The server of a gateway; `on_ready` is called when it listens."""
-    return make_server(GatewayApp(gateway), on_ready)
 
 
 def make_server(app: ASGIApp, on_ready: Callable[[], None]) -> uvicorn.Server:

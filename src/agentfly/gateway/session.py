@@ -7,33 +7,68 @@ A session belongs to the event loop of its gateway. `prepare` does what can be r
 from __future__ import annotations
 
 import asyncio
+import json
+import secrets
 import time
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
+from typing import Any
 
 from agentfly.backends.base import Backend, Request
 from agentfly.errors import AgentFlyError, BackendFault, ConfigError, DataError, TemplateError
-from agentfly.gateway.chat import (
-    ApiError,
-    ChatReply,
-    ChatRequest,
-    Delta,
-    client_message,
-)
+from agentfly.gateway.chat import ApiError, ChatReply, ChatRequest, Delta, client_message
 from agentfly.gateway.recorder import Prompt, Recorder
 from agentfly.gateway.request_parser import RequestParser, require_call
 from agentfly.gateway.streaming import ReplyStream
-from agentfly.gateway.template_cache import TemplateCache
 from agentfly.rollout.config import ChainSettings
 from agentfly.rollout.events import Event, ReplyReceived, TokensSampled
 from agentfly.rollout.limits import limit_sampling, seed_for_turn
 from agentfly.templates.template import Template
+from agentfly.threads import call
 from agentfly.trajectory import Failure, FailureKind, StopReason, Trajectory, TurnRecord
 from agentfly.types import Completion, FinishReason, Message, Sampling, Task
 
 DeltaSink = Callable[[Iterator[Delta]], None]
 """Receives the deltas of a streamed turn as they become certain."""
+LoadTemplate = Callable[..., Template]
+"""Called with `tools=` in OpenAI format."""
+MAX_TEMPLATES = 64
+
+
+class TemplateCache:
+    """The template of a model for each set of tools that requests bring."""
+
+    def __init__(self, load: LoadTemplate) -> None:
+        self._load = load
+        self._templates: OrderedDict[str, Template] = OrderedDict()
+        self._lock = asyncio.Lock()
+        self._numbers = 0
+        self._prefix = secrets.token_hex(4)
+
+    @cached_property
+    def base(self) -> Template:
+        """The template without tools."""
+        return self._load(tools=())
+
+    async def get(self, tools: Sequence[Mapping[str, Any]]) -> Template:
+        """The template with these tools. Loading one takes a moment; it happens in a thread."""
+        key = json.dumps(tools, sort_keys=True)
+        if key not in self._templates:
+            async with self._lock:
+                if key not in self._templates:
+                    self._templates[key] = await call(self._load, tools=tools)
+                    if len(self._templates) > MAX_TEMPLATES:
+                        self._templates.popitem(last=False)
+        self._templates.move_to_end(key)
+        return self._templates[key]
+
+    def new_id(self) -> str:
+        """An id for a reply."""
+        self._numbers += 1
+        return f"{self._prefix}{self._numbers:08x}"
 
 
 class GatewaySession:
@@ -92,7 +127,7 @@ class GatewaySession:
             if recorder is None:
                 raise ApiError("previous_response_id needs a gateway that records; send the whole conversation instead")
             earlier = recorder.conversation(request.previous, request.instructions)
-            names = {call.id: call.name for message in earlier for call in message.tool_calls}
+            names = {each.id: each.name for message in earlier for each in message.tool_calls}
             added = [
                 replace(each, name=each.name or require_call(each.tool_call_id, names)) if each.role == "tool" else each
                 for each in request.messages

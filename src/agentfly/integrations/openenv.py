@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import json
 import logging
 import uuid
@@ -21,16 +20,17 @@ import pydantic
 from agentfly.agents import HFAgent
 from agentfly.backends.base import Backend, PromptFormat, Request
 from agentfly.environment import Environment
-from agentfly.errors import AgentFlyError, describe
+from agentfly.errors import AgentFlyError, DataError, EnvironmentFault, describe
 from agentfly.extras import require_extra
 from agentfly.http_body import BodyError, parse_json
-from agentfly.http_server import BrowserGuard, open_listener, require_key
+from agentfly.http_server import BrowserGuard, equals_key, format_url, open_listener, read_key, require_key
 from agentfly.resources import ResourceManager
 from agentfly.rollout import RunResult
 from agentfly.scoring import RewardSpec
 from agentfly.threads import call
 from agentfly.tooling import Toolbox
 from agentfly.types import Completion, FinishReason, Message, ToolCall
+from agentfly.validation import describe_invalid
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -90,14 +90,6 @@ _ACTION: pydantic.TypeAdapter[_CallTool | _Answer | _ListTools] = pydantic.TypeA
 )
 
 
-class _ProtocolError(Exception):
-    """A message of the client that cannot be carried out, with OpenEnv's code for it."""
-
-    def __init__(self, message: str, code: str = "VALIDATION_ERROR") -> None:
-        super().__init__(message)
-        self.code = code
-
-
 class _RemotePlayer(Backend):
     """A client in place of a model: every turn is shown to it, and its reply is awaited."""
 
@@ -124,28 +116,29 @@ class _OpenEnvSession:
         self._episode = ""
         self._steps = 0
 
-    async def handle(self, text: str) -> dict[str, Any]:
-        """The response to a message."""
+    async def handle(self, text: str) -> dict[str, Any] | None:
+        """The response to a message; None if the client closes the session."""
+        kind = None
         try:
             message = parse_json(text.encode())
-        except BodyError as error:
-            raise _ProtocolError(f"Invalid JSON: {error}", "INVALID_JSON") from None
-        kind, data = (message.get("type"), message.get("data", {})) if isinstance(message, dict) else (None, {})
-        if kind == "state":
-            return {"type": "state", "data": {"episode_id": self._episode, "step_count": self._steps}}
-        if kind not in ("reset", "step"):
-            raise _ProtocolError(
-                f"Unknown message type: {kind!r:.80}; there are reset, step, state and close", "UNKNOWN_TYPE"
-            )
-        try:
+            kind, data = (message.get("type"), message.get("data", {})) if isinstance(message, dict) else (None, {})
+            if kind == "close":
+                return None
+            if kind == "state":
+                return {"type": "state", "data": {"episode_id": self._episode, "step_count": self._steps}}
+            if kind not in ("reset", "step"):
+                problem = f"Unknown message type: {kind!r:.80}; there are reset, step, state and close"
+                return _format_error(problem, "UNKNOWN_TYPE")
             observed = await (self._reset(_Reset.model_validate(data)) if kind == "reset" else self._step(data))
+            return {"type": "observation", "data": {"reward": None, "done": False, **observed}}
+        except BodyError as error:
+            return _format_error(f"Invalid JSON: {error}", "INVALID_JSON")
         except pydantic.ValidationError as error:
-            wrong = error.errors(include_url=False, include_input=False, include_context=False)
-            problems = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in wrong)
-            raise _ProtocolError(f"Invalid {kind}: {problems}") from None
+            return _format_error(f"Invalid {kind}: {describe_invalid(error)}", "VALIDATION_ERROR")
         except AgentFlyError as error:
-            raise _ProtocolError(str(error), "EXECUTION_ERROR") from error
-        return {"type": "observation", "data": {"reward": None, "done": False, **observed}}
+            return _format_error(str(error), "EXECUTION_ERROR")
+        except Exception as error:
+            return _format_error(describe(error), "EXECUTION_ERROR")
 
     async def _reset(self, given: _Reset) -> dict[str, Any]:
         server = self._server
@@ -174,7 +167,7 @@ class _OpenEnvSession:
             ]
             return {"observation": {"tools": tools}}
         if self._running is None:
-            raise _ProtocolError("there is no episode: call reset first", "EXECUTION_ERROR")
+            raise DataError("there is no episode: call reset first")
         self._steps += 1
         if isinstance(action, _Answer):
             observation: dict[str, Any] = {"answer": action.answer}
@@ -201,13 +194,13 @@ class _OpenEnvSession:
             shown.cancel()
 
     def _finish(self, observation: dict[str, Any]) -> dict[str, Any]:
-        """The last observation of an episode. Raises _ProtocolError if the chain failed."""
+        """The last observation of an episode. Raises EnvironmentFault if the chain failed."""
         assert self._running is not None
         running, self._running = self._running, None
         (chain,) = running.result().trajectories
         if chain.score is None and (chain.failures or self._server.reward is not None):
             failures = "; ".join(f"{each.kind.value}: {each.message}" for each in chain.failures)
-            raise _ProtocolError(f"the episode ended as {chain.stop.value}: {failures}", "EXECUTION_ERROR")
+            raise EnvironmentFault(f"the episode ended as {chain.stop.value}: {failures}")
         last = chain.messages[-1]
         if "tool_name" in observation and last.role == "tool":
             observation |= _describe_result(last)
@@ -261,7 +254,7 @@ class OpenEnvServer:
 
     @property
     def url(self) -> str:
-        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+        return format_url(self.host, self.port)
 
     async def start(self) -> OpenEnvServer:
         """Listen. Raises ConfigError if the address is not available."""
@@ -324,23 +317,20 @@ class OpenEnvServer:
     async def _run_session(self, client: WebSocket) -> None:
         from starlette.websockets import WebSocketDisconnect
 
-        scheme, _, key = client.headers.get("authorization", "").partition(" ")
-        if self._api_key is not None and not (
-            scheme.lower() == "bearer" and hmac.compare_digest(key.strip().encode(), self._api_key.encode())
-        ):
+        if self._api_key is not None and not equals_key(read_key(client.headers.raw), self._api_key):
             await client.close(code=1008, reason="the API key is not valid here")  # answers 403
             return
         await client.accept()
         if len(self.sessions) >= self.max_sessions:
             message = f"all {self.max_sessions} sessions are in use; try again later"
-            await client.send_text(_format_error(_ProtocolError(message, "CAPACITY_REACHED")))
+            await client.send_text(json.dumps(_format_error(message, "CAPACITY_REACHED")))
             await client.close()
             return
         session = _OpenEnvSession(self)
         self.sessions.add(session)
         try:
-            while (text := await client.receive_text()) and not _is_close(text):
-                await client.send_text(await self._answer(session, text))
+            while (answer := await session.handle(await client.receive_text())) is not None:
+                await client.send_text(json.dumps(answer, ensure_ascii=False))
         except WebSocketDisconnect:
             pass
         finally:
@@ -349,24 +339,10 @@ class OpenEnvServer:
             with contextlib.suppress(RuntimeError):  # it is closed already
                 await client.close()
 
-    async def _answer(self, session: _OpenEnvSession, text: str) -> str:
-        try:
-            return json.dumps(await session.handle(text), ensure_ascii=False)
-        except _ProtocolError as error:
-            return _format_error(error)
-        except Exception as error:
-            return _format_error(_ProtocolError(describe(error), "EXECUTION_ERROR"))
 
-
-def _format_error(error: _ProtocolError) -> str:
-    return json.dumps({"type": "error", "data": {"message": str(error), "code": error.code}}, ensure_ascii=False)
-
-
-def _is_close(text: str) -> bool:
-    with contextlib.suppress(BodyError):
-        message = parse_json(text.encode())
-        return isinstance(message, dict) and message.get("type") == "close"
-    return False
+def _format_error(message: str, code: str) -> dict[str, Any]:
+    """An error with OpenEnv's code for it."""
+    return {"type": "error", "data": {"message": message, "code": code}}
 
 
 def _describe_result(message: Message) -> dict[str, Any]:

@@ -23,8 +23,6 @@ from contextlib import AsyncExitStack
 from random import Random
 from typing import Any, ClassVar, cast
 
-import pydantic
-
 from agentfly.backends.openai_api import message_fields
 from agentfly.environment import Environment, Pool
 from agentfly.errors import ConfigError, DataError, describe
@@ -34,6 +32,7 @@ from agentfly.threads import call
 from agentfly.tooling import Tool, tool
 from agentfly.trajectory import Trajectory
 from agentfly.types import Task
+from agentfly.validation import describe_invalid
 
 COLUMN = "verifiers"
 """The column of a row that has the task of verifiers as JSON."""
@@ -89,7 +88,7 @@ class TasksetEnvironment(Environment):
             return task_class(task_class.data_type().model_validate(dict(data)), cls.taskset.config.task)
         except ValueError as error:
             raise DataError(
-                f"the column {COLUMN!r} is no task of {type(cls.taskset).__name__}: {_describe_invalid(error)}"
+                f"the column {COLUMN!r} is no task of {type(cls.taskset).__name__}: {describe_invalid(error)}"
             ) from error
 
 
@@ -219,7 +218,7 @@ def load_environment(taskset: str | type[Any], **config: Any) -> type[VerifiersE
     try:
         loaded = kind(config_class.model_validate({**identity, **config}))
     except ValueError as error:
-        raise ConfigError(f"the configuration of the taskset {name!r} is wrong: {_describe_invalid(error)}") from error
+        raise ConfigError(f"the configuration of the taskset {name!r} is wrong: {describe_invalid(error)}") from error
     task_class = kind.task_type()
     hooks = [
         each
@@ -279,7 +278,7 @@ def load_episodes(
     try:
         resolved = resolve_env_config({**given, "taskset": {**given.get("taskset", {}), "id": taskset}})
     except (ImportError, ValueError) as error:
-        raise ConfigError(f"the configuration of {taskset!r} is wrong: {_describe_invalid(error)}") from error
+        raise ConfigError(f"the configuration of {taskset!r} is wrong: {describe_invalid(error)}") from error
     agents = agent_config_fields(resolved)
     if agent not in agents:
         raise ConfigError(f"the environment of {taskset!r} has no agent {agent!r}; it has {', '.join(agents)}")
@@ -350,13 +349,6 @@ def _find_plugin(name: str, find: Callable[[str], Any]) -> Any:
         close = difflib.get_close_matches(name.replace("-", "_").lower(), known, 3)
         hint = f" Did you mean {' or '.join(close)}?" if close else ""
         raise ConfigError(f"verifiers cannot load the taskset {name!r}: {describe(error)}.{hint}") from error
-
-
-def _describe_invalid(error: Exception) -> str:
-    if isinstance(error, pydantic.ValidationError):
-        wrong = error.errors(include_url=False, include_input=False)
-        return "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in wrong)
-    return describe(error)
 
 
 def _initial_messages(data: Any) -> list[dict[str, Any]]:

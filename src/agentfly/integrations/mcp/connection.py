@@ -23,6 +23,7 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSI
 from agentfly import __version__
 from agentfly.errors import ConfigError, EnvironmentFault, describe
 from agentfly.integrations.mcp.transport import TOO_LARGE, BoundedHTTP, StdioTransport
+from agentfly.validation import describe_invalid
 
 MAX_PAGES = 100
 """Pages of a tool list that are read."""
@@ -168,8 +169,7 @@ class Connection:
             self._lost = describe(error)
             raise EnvironmentFault(f"the MCP server {self._endpoint.name} is lost: {self._lost}") from error
         except pydantic.ValidationError as error:
-            problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:3])
-            raise RuntimeError(f"the MCP server sent a malformed result: {problems:.500}") from error
+            raise RuntimeError(f"the MCP server sent a malformed result: {describe_invalid(error):.500}") from error
 
     async def _hold(self, ready: asyncio.Future[Client]) -> None:
         """Open the client, keep it until `close`, and close it."""

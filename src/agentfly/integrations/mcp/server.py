@@ -8,7 +8,6 @@ the protocol has over HTTP only before version 2026-07-28: newer clients are ans
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 import logging
 import re
@@ -25,7 +24,7 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from agentfly import __version__
 from agentfly.environment import Environment
 from agentfly.errors import EnvironmentFault, describe
-from agentfly.http_server import BodyTooLarge, BrowserGuard, SlowClient, read_request
+from agentfly.http_server import BrowserGuard, RequestError, equals_key, read_key, read_request
 from agentfly.resources import ResourceManager
 from agentfly.tooling import Context, Tool, Toolbox, ToolResult
 from agentfly.trajectory import CallStatus
@@ -196,13 +195,10 @@ class MCPApp:
         """Check a request and pass it to the `mcp` package."""
         if scope["type"] != "http":
             return
-        headers = {name.lower(): value for name, value in scope["headers"]}
         status, problem, code, data = 0, "", mcp_types.INVALID_REQUEST, None
-        version = headers.get(_VERSION_HEADER, b"").decode("latin-1")
+        version = dict(scope["headers"]).get(_VERSION_HEADER, b"").decode("latin-1")
         body = bytearray()
-        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-        given = key.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")
-        if self._key and not hmac.compare_digest(given, self._key.encode()):
+        if self._key and not equals_key(read_key(scope["headers"]), self._key):
             status, problem = 401, "the API key is not valid here"
         elif scope["path"].rstrip("/") != PATH:
             status, problem = 404, f"there is no {scope['path'][:100]!r}; there is {PATH}"
@@ -213,10 +209,8 @@ class MCPApp:
         else:
             try:
                 body = await read_request(receive, MAX_BYTES, READ_SECONDS)
-            except BodyTooLarge as error:
-                status, problem = 413, str(error)
-            except SlowClient as error:
-                status, problem = 408, str(error)
+            except RequestError as error:
+                status, problem = error.status, str(error)
             except ConnectionError:
                 return
         if status:
