@@ -104,7 +104,7 @@ def cpu_seconds() -> dict[int, tuple[str, float]]:
         except psutil.Error:  # it has ended
             continue
         if process == own:
-            part = "manager (trainer process)"
+            part = "trainer process"
         elif title.startswith("ray::"):
             part = title[5:].partition(".")[0].partition("(")[0]
         else:
@@ -183,8 +183,10 @@ def run_step(replicas: int, chains: list[Chain], options: argparse.Namespace, fo
 
     from agentfly.integrations.verl.backend import ResilientClient
     from agentfly.integrations.verl.config import JobSpec
-    from agentfly.integrations.verl.manager import RolloutManager
-    from agentfly.integrations.verl.recorder import Recorder
+    from agentfly.integrations.verl.manager import FinishedGroup, RolloutManager
+    from agentfly.integrations.verl.recorder import RunRecorder
+    from agentfly.runs import Progress, RunWriter
+    from agentfly.training.rollout_batch import RolloutBatch, Selection
     from benchmarks.cluster import make_plan  # not that of `__main__`, which other processes cannot import
 
     curve = CURVES[options.curve]
@@ -196,13 +198,13 @@ def run_step(replicas: int, chains: list[Chain], options: argparse.Namespace, fo
     host_class = ray.remote(ServerHost).options(
         num_cpus=0, max_concurrency=100_000, max_restarts=-1, max_task_retries=0
     )
-    settings = {
+    server_settings = {
         "curve": curve, "stretch": stretch, "tool_seconds": options.tool_seconds, "num_chains": NUM_CHAINS,
         "tokenizer": str(TOKENIZER / "tokenizer.json"),
     }  # fmt: skip
     hosts = {}
     for number in range(num_hosts):
-        host = host_class.remote([*chains, *chains[:NUM_CHAINS]], per_host, **settings)
+        host = host_class.remote([*chains, *chains[:NUM_CHAINS]], per_host, **server_settings)
         hosts[host] = {f"server-{number}-{replica}": ReplicaHandle(host, replica) for replica in range(per_host)}
     ray.get([host.ping.remote() for host in hosts])
     balancer = get_router_handle({name: handle for own in hosts.values() for name, handle in own.items()})
@@ -211,51 +213,49 @@ def run_step(replicas: int, chains: list[Chain], options: argparse.Namespace, fo
         OmegaConf.create({"actor_rollout_ref": {"rollout": {"name": "sleeping", "full_determinism": True}}}), balancer
     )
     plan = partial(make_plan, groups, max(map(len, chains)) + 1)
-    recorder = ray.remote(Recorder).options(num_cpus=0).remote(folder, {"benchmark": "cluster"}, None, steps=1)
+    settings = {"benchmark": "cluster"}
+    RunWriter.create(folder, settings).close()
     spec = JobSpec(
         make_plan=plan,
-        recorder=recorder,
-        run_name=f"simulated-{replicas}",
+        folder=folder,
+        settings=settings,
         model=str(TOKENIZER),
         context_length=CONTEXT,
         workers=options.workers,
     )
-    manager = RolloutManager(spec, client)
-    uids = [f"g{position}" for position in range(groups)]
+    recorder = RunRecorder(spec)
+    manager = RolloutManager(spec, client, recorder.report_progress)
 
-    def run_groups(positions: range) -> None:
+    def run_groups(positions: range) -> list[FinishedGroup]:
         """Run groups to their end; as verl's trainer does, poll for finished ones."""
         started = [f"g{position}" for position in positions]
+        recorder.report_progress(Progress("generate"))
         manager.generate_sequences({"global_steps": 1, "uid": started, "position": positions})
-        while ray.get(recorder.poll.remote())[1].done < len(positions):
+        while recorder.poll()[1].done < len(positions):
             manager.raise_error()
             time.sleep(0.2)
+        return manager.take_groups(started)
 
     run_groups(range(groups, groups + 1))  # starts the environment
-    ray.get(recorder.take_groups.remote([f"g{groups}"]))
     meter = CpuMeter()
     killer = Killer(hosts, manager.workers, balancer, options.deaths) if options.deaths else None
     start = time.perf_counter()
     meter.start()
     if killer:
         killer.start()
-    run_groups(range(groups))
+    finished = run_groups(range(groups))
     wall = time.perf_counter() - start
     if killer:
         killer.stop()
-    trajectories = [chain for group in ray.get(recorder.take_groups.remote(uids)) for chain in group.chains]
-    advantages: dict[str, Any] = {}
-    seconds = {"generate": wall}
-    write = recorder.write_step.remote(
-        1, trajectories, advantages, metrics={}, seconds=seconds, learner_logprobs={}, evaluation=None
-    )
-    ray.get(write)
+    trajectories = [chain for group in finished for chain in group.chains]
+    recorder.write_step(1, RolloutBatch(tuple(trajectories), Selection()), seconds={"generate": wall})
+    recorder.close()
     cpu = meter.stop()
     scored = sum(chain.reward == 1.0 for chain in trajectories)
     if len(trajectories) != len(chains):
         raise RuntimeError(f"{len(trajectories)} chains were recorded, of {len(chains)}")
     tq.kv_clear(keys=list((tq.kv_list("train") or {}).get("train", {})), partition_id="train")
-    for actor in (*hosts, *manager.workers, balancer, recorder):
+    for actor in (*hosts, *manager.workers, balancer):
         ray.kill(actor)
     return {
         "replicas": replicas, "chains": len(chains), "turns": ideal.turns, "ideal": ideal, "stretch": stretch,

@@ -1,8 +1,8 @@
 """The lookup task with turn rewards, and with processes that are killed for real.
 
 A folder `deaths` beside this file has one file per death, named by the process to kill: `worker`, `server`, `rank`,
-`balancer`, or `node` for a node with a rank, other than the head; its text is the number of chains that a worker scores
-before. The file is renamed first, so each death happens once.
+`trainer`, `balancer`, or `node` for a node with a rank, other than the head; its text is the number of chains that a
+worker scores before. The file is renamed first, so each death happens once.
 """
 
 import contextlib
@@ -46,6 +46,7 @@ VICTIMS = {
     "worker": os.getpid,
     "server": lambda: find_processes("EngineServer")[-1].pid,
     "rank": lambda: find_processes("WorkerDict")[-1].pid,
+    "trainer": lambda: find_processes("TrainingJob")[-1].pid,
     "balancer": lambda: find_processes("GlobalRequestLoadBalancer")[-1].pid,
     "node": find_node,
 }

@@ -1,6 +1,7 @@
 """Advantages on verl are those of a local run: all algorithms, turn rewards, folded chains, KL in the reward."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -8,8 +9,7 @@ import pytest
 
 from agentfly.algorithms.base import Episode, Group
 from agentfly.algorithms.loss import correction_weights
-from agentfly.integrations.verl.advantages import RecordedScores, compute_row_advantages
-from agentfly.integrations.verl.rows import build_placeholder, build_rows
+from agentfly.integrations.verl.rows import build_placeholder, build_rows, compute_row_advantages, measure_mismatch
 from agentfly.training.advantages import compute_samples
 from agentfly.training.config import TrainConfig
 from tests.algorithms.chains import trajectory
@@ -59,12 +59,12 @@ def test_rows_have_the_advantages_of_a_local_run(name: str, kl: dict[str, Any], 
         field: [np.where(each.mask, draw.normal(size=len(each.mask)), 0).astype(np.float32) for each in segments]
         for field in ("old_log_probs", "ref_log_prob", "values")
     }
-    expected = compute_samples(
-        groups,
-        RecordedScores(scores["old_log_probs"], scores["ref_log_prob"], scores["values"]),  # type: ignore[arg-type]
-        config,
-        0.3,
+    learner: Any = SimpleNamespace(
+        score=lambda *_: scores["old_log_probs"],
+        score_reference=lambda *_: scores["ref_log_prob"],
+        values=lambda *_: scores["values"],
     )
+    expected = compute_samples(groups, learner, config, 0.3)
 
     # The same scores as verl has them: by row, in another order, with a row of padding.
     keys, fields = ["pad_0_0"], {field: [np.zeros(1, np.float32)] for field in scores}
@@ -81,7 +81,7 @@ def test_rows_have_the_advantages_of_a_local_run(name: str, kl: dict[str, Any], 
                     fields["response_mask"].insert(0, row.mask.astype(np.float32))
                     fields["rollout_log_probs"].insert(0, row.logprobs)
                     for field, values in scores.items():
-                        fields[field].insert(0, row.slice(values[index]))
+                        fields[field].insert(0, values[index][row.response])
                 index += 1
     computed = compute_row_advantages(groups, UIDS, keys, fields, config=config, kl_coef=0.3)
     assert [each.name for each in computed.samples] == [each.name for each in expected]
@@ -92,10 +92,11 @@ def test_rows_have_the_advantages_of_a_local_run(name: str, kl: dict[str, Any], 
             for row in build_rows(episode.trajectory):
                 place = keys.index(row.key(UIDS[episode.trajectory.group]))
                 local = by_name[f"{episode.trajectory.id}#{row.segment}"]
-                assert np.abs(computed.advantages[place] - row.slice(local.advantages)).max() < 1e-6
+                assert np.abs(computed.advantages[place] - local.advantages[row.response]).max() < 1e-6
                 assert not computed.advantages[place][~row.mask].any()
+                assert np.array_equal(computed.learner_logprobs[local.name], fields["old_log_probs"][place][row.mask])
                 if local.returns is not None:
-                    assert np.abs(computed.returns[place] - row.slice(local.returns)).max() < 1e-6
+                    assert np.abs(computed.returns[place] - local.returns[row.response]).max() < 1e-6
                 checked += 1
     assert checked == len(expected) == len(keys) - 1
     assert any(each.any() for each in computed.advantages)
@@ -108,12 +109,6 @@ def test_correction_is_that_of_a_local_run() -> None:
     config = TrainConfig(loss={"correction": "sequence-mask", "correction_cap": 1.5})
     groups = make_groups(greedy=False)
     rows = [row for group in groups for episode in group.episodes for row in build_rows(episode.trajectory)]
-    keys = [
-        row.key(UIDS[episode.trajectory.group])
-        for group in groups
-        for episode in group.episodes
-        for row in build_rows(episode.trajectory)
-    ]
     draw = np.random.default_rng(1)
     old = [np.where(row.mask, row.logprobs + draw.normal(size=len(row.mask)) / 4, 0).astype(np.float32) for row in rows]
     fields = {
@@ -121,9 +116,9 @@ def test_correction_is_that_of_a_local_run() -> None:
         "rollout_log_probs": [row.logprobs for row in rows],
         "old_log_probs": old,
     }
-    computed = compute_row_advantages(groups, UIDS, keys, fields, config=config, kl_coef=0.0)
-    assert computed.correction is not None
-    for row, mine, factors in zip(rows, old, computed.correction, strict=True):
+    metrics, correction = measure_mismatch(fields, config)
+    assert correction is not None
+    for row, mine, factors in zip(rows, old, correction, strict=True):
         expected, _ = correction_weights(
             torch.from_numpy(mine[row.mask]),
             torch.from_numpy(row.logprobs[row.mask]),
@@ -133,4 +128,5 @@ def test_correction_is_that_of_a_local_run() -> None:
             cap=1.5,
         )
         assert np.allclose(factors[row.mask], expected.numpy(), atol=1e-6)
-    assert {0.0} < {float(each) for factors in computed.correction for each in factors}  # some are masked, some not
+    assert 0 < metrics["policy/corrected"] < 1
+    assert {0.0} < {float(each) for factors in correction for each in factors}  # some are masked, some not

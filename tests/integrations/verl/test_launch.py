@@ -19,9 +19,10 @@ from agentfly.errors import (
     RewardFault,
     WeightSyncError,
 )
-from agentfly.integrations.verl import launch
+from agentfly.integrations.verl import launch, recorder
 from agentfly.integrations.verl.config import STATE_FILE, ClusterConfig
-from agentfly.runs import RunDirectory, StepRecord
+from agentfly.integrations.verl.recorder import RunRecorder
+from agentfly.runs import RunDirectory, RunWriter, StepRecord
 from agentfly.training.config import TrainConfig
 
 
@@ -120,43 +121,50 @@ def test_job_starts_again_at_most_once_without_a_new_step(
 
     monkeypatch.setattr(launch, "follow", follow)
     monkeypatch.setattr(launch, "wait_until_free", lambda *_: None)
-    monkeypatch.setattr(launch, "rewind", lambda *_: None)
     monkeypatch.setattr(launch, "end_job", lambda ray, job: ended.append(job))
-    call = SimpleNamespace(remote=lambda *_: None)
-    actor = SimpleNamespace(remote=lambda: SimpleNamespace(run=call))
+    strategies = SimpleNamespace(NodeAffinitySchedulingStrategy=lambda *_, **__: None)
     ray = SimpleNamespace(
-        exceptions=SimpleNamespace(RayError=RayError), remote=lambda _: SimpleNamespace(options=lambda **_: actor)
+        exceptions=SimpleNamespace(RayError=RayError),
+        remote=lambda _: SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda _: "job")),
+        get_runtime_context=lambda: SimpleNamespace(get_node_id=lambda: "node"),
+        util=SimpleNamespace(scheduling_strategies=strategies),
     )
-    run: Any = SimpleNamespace(config={"loggers": []}, checkpoints=tmp_path)
-    spec: Any = SimpleNamespace(recorder=None)
+    spec: Any = SimpleNamespace(folder=tmp_path)
     cluster = ClusterConfig(restarts=1)
-    config = SimpleNamespace(trainer=SimpleNamespace())
     with pytest.raises(error) if error else contextlib.nullcontext():
-        launch.supervise(ray, cluster, run, spec, verl_config=config, environment={}, from_step=None)
+        launch.supervise(ray, cluster, spec, verl_config=None, environment={}, from_step=None)
     assert len(ended) == begun
 
 
-def test_later_and_incomplete_checkpoints_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_and_incomplete_checkpoints_are_removed(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         folder = tmp_path / "checkpoints" / f"global_step_{step}"
         (folder / "actor").mkdir(parents=True)
         if step < 3:
             (folder / STATE_FILE).touch()
-    (tmp_path / "config.json").write_text("{}")
-    calls: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(launch, "ask_recorder", lambda recorder, folder, *call: calls.append(call))
-    run = RunDirectory(tmp_path)
+    with RunWriter.create(tmp_path, {}) as writer:
+        for step in (1, 2, 3):
+            writer.append(StepRecord(step, 3, {"reward/mean": 0.0}))
+    spec: Any = SimpleNamespace(folder=tmp_path, settings={"loggers": []})
 
-    def left() -> list[str]:
-        return sorted(each.name for each in run.checkpoints.iterdir())
+    def rewind(from_step: int | None) -> tuple[int | None, list[str], list[int]]:
+        opened = RunRecorder(spec, from_step)
+        opened.close()
+        run = RunDirectory(tmp_path)
+        folders = sorted(each.name for each in run.checkpoints.iterdir())
+        return opened.start, folders, [each.step for each in run.records()]
 
-    assert launch.rewind(run, None, None) == 2
-    assert left() == ["global_step_1", "global_step_2"]
-    assert launch.rewind(run, None, 1) == 1
-    assert left() == ["global_step_1"]
+    assert rewind(None) == (2, ["global_step_1", "global_step_2"], [1, 2])
+    assert rewind(1) == (1, ["global_step_1"], [1])
     with pytest.raises(ConfigError, match=r"there is no checkpoint of step 2; there are \[1\]"):
-        launch.rewind(run, None, 2)
-    (run.checkpoints / "global_step_1" / STATE_FILE).unlink()
-    assert launch.rewind(run, None, None) is None
-    assert left() == []
-    assert calls == [("restart", 2), ("restart", 1), ("restart", -1)]
+        rewind(2)
+    (tmp_path / "checkpoints/global_step_1" / STATE_FILE).unlink()
+    assert rewind(None) == (None, [], [])
+    assert RunDirectory(tmp_path).config == {"loggers": []}
+
+
+def test_run_that_another_process_writes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "LOCK_SECONDS", 0)
+    spec: Any = SimpleNamespace(folder=tmp_path, settings={})
+    with RunWriter.create(tmp_path, {}), pytest.raises(ConfigError, match="is being written by process"):
+        RunRecorder(spec)

@@ -20,8 +20,6 @@ Mode = Literal["sync", "colocate_async", "separate_async"]
 Device = Literal["cuda", "cpu"]
 NAME = "agentfly"
 """Name of the embedded engine, and prefix of our policy losses, in verl's registries."""
-WEIGHTS_MODULE = "agentfly.integrations.verl.weights"
-"""Registers the transfer of weights to the embedded engine on other machines; verl imports it."""
 NO_DUAL_CLIP = 1e9
 """verl always clips the ratio of negative advantages; at this bound it has no effect."""
 STATE_FILE = "agentfly.json"
@@ -87,9 +85,10 @@ class JobSpec:
 
     make_plan: Callable[[], TrainPlan]
     """Loads the recipe, in any process."""
-    recorder: Any
-    run_name: str
-    """Name of the environment manager that all workers share."""
+    folder: Path
+    """The run directory."""
+    settings: Mapping[str, Any]
+    """What config.json contains."""
     model: str
     """Folder of the model."""
     context_length: int
@@ -264,6 +263,7 @@ def build_settings(
         "trainer.test_freq": -1,
         "trainer.save_freq": -1,
         "trainer.default_local_dir": str(run / "checkpoints"),
+        "trainer.resume_mode": "disable",  # the job sets the checkpoint that it continues from
         "trainer.v1.trainer_mode": mode,
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": min(size, 8),
     }
@@ -308,7 +308,8 @@ def build_settings(
             f"{rollout}.nnodes": cluster.rollout_nodes,
             f"{rollout}.n_gpus_per_node": cluster.gpus,
             f"{rollout}.checkpoint_engine.backend": NAME if embedded else "nccl",
-            f"{rollout}.checkpoint_engine.custom_backend_module": WEIGHTS_MODULE if embedded else None,
+            # Imported in processes beside the servers, which need the embedded engine in verl's registries.
+            f"{rollout}.checkpoint_engine.custom_backend_module": f"{__package__}.engine" if embedded else None,
             "actor_rollout_ref.hybrid_engine": False,
         }
     return out

@@ -13,9 +13,20 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, get_args
 
+from packaging.requirements import Requirement
+
+from agentfly import reward
+from agentfly.agents import HFAgent
 from agentfly.errors import ConfigError, describe
 from agentfly.extras import DISTRIBUTION, install_command
 from agentfly.integrations.verl.config import CPU_ENVIRONMENT, CPUS_PER_GPU, NAME, ClusterConfig, Mode
+from agentfly.resources.runtimes.ray.runtime import connect
+from agentfly.rollout.config import parse_tasks
+from agentfly.runs import RunDirectory
+from agentfly.tooling import Context
+from agentfly.tools import calculate
+from agentfly.training import TrainConfig
+from agentfly.training.plan import TrainPlan
 
 _SHOWN = ("verl", "transformers", "torch", "ray", "tensordict", "TransferQueue", "vllm")
 
@@ -51,31 +62,20 @@ def check_verl(overrides: Mapping[str, Any]) -> Iterator[Finding]:
 
 def _check_versions(cluster: ClusterConfig) -> Iterator[Finding]:
     """Compare the installed packages with what verl and our extra ask for."""
-    from packaging.requirements import Requirement
-
-    def find_version(name: str) -> str | None:
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            return None
-
-    if find_version("verl") is None:
+    installed = {each.name.lower().replace("_", "-"): each.version for each in metadata.distributions()}
+    if "verl" not in installed:
         yield "versions", False, f"verl is not installed: {install_command('verl')}, in an environment of its own"
         return
     wrong = []
     for package, extra in (("verl", ""), (DISTRIBUTION, "verl")):
-        for line in metadata.requires(package) or ():
-            requirement = Requirement(line)
-            if requirement.name == DISTRIBUTION or (
-                requirement.marker and not requirement.marker.evaluate({"extra": extra})
-            ):
-                continue
-            found = find_version(requirement.name)
-            if found is None or not requirement.specifier.contains(found, prereleases=True):
+        for requirement in map(Requirement, metadata.requires(package) or ()):
+            needed = requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+            found = installed.get(requirement.name.lower().replace("_", "-"))
+            if needed and (found is None or not requirement.specifier.contains(found, prereleases=True)):
                 wrong.append(
                     f"{package} asks for {requirement.name}{requirement.specifier}, and {found or 'none'} is installed"
                 )
-    shown = ", ".join(f"{name} {version}" for name in _SHOWN if (version := find_version(name)))
+    shown = ", ".join(f"{name} {version}" for name in _SHOWN if (version := installed.get(name.lower())))
     yield "versions", not wrong, "; ".join(wrong) or shown
 
 
@@ -89,7 +89,6 @@ def _check_resources(cluster: ClusterConfig) -> Iterator[Finding]:
 def _check_plugins(cluster: ClusterConfig) -> Iterator[Finding]:
     """Whether verl finds our losses, our engine and its own trainers by name, in a process on every node."""
     from agentfly.integrations.verl.launch import check_cluster
-    from agentfly.resources.runtimes.ray.runtime import connect
 
     ray = connect()
     affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
@@ -112,10 +111,8 @@ def _list_plugins() -> str:
     from verl.trainer.ppo.v1 import get_trainer_cls
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-    from agentfly.integrations.verl import engine, loss
+    import agentfly.integrations.verl.training_workers  # noqa: F401 (registers the losses and the engine)
 
-    engine.register()
-    loss.register()
     RolloutReplicaRegistry.get(NAME)
     losses = sorted(name for name in POLICY_LOSS_REGISTRY if name.startswith(NAME))
     trainers = [get_trainer_cls(mode).__name__ for mode in get_args(Mode)]
@@ -125,7 +122,6 @@ def _list_plugins() -> str:
 def _check_training(cluster: ClusterConfig) -> Iterator[Finding]:
     """Train two steps of one task and two chains: rollout, update, weight sync, and a rollout with the new weights."""
     from agentfly.integrations.verl.launch import train_on_verl
-    from agentfly.runs import RunDirectory
 
     chains = max(2, cluster.nodes * cluster.gpus)
     with tempfile.TemporaryDirectory(prefix="agentfly-doctor-") as folder:
@@ -133,27 +129,16 @@ def _check_training(cluster: ClusterConfig) -> Iterator[Finding]:
         train_on_verl(partial(_make_plan, chains), cluster, run)
         records = [record.flat() for record in RunDirectory(run).records() if record.step]
     turns = sum(record["chain/turns"] * chains for record in records)
-    rollout = sum(record["time/generate"] + record["time/tools"] + record["time/waiting"] for record in records)
-    yield (
-        "training",
-        len(records) == 2,
-        f"{len(records)} steps of {chains} chains, {turns:.0f} turns in {rollout:.1f} s",
-    )
-    last = records[-1]
-    gap = last["policy/mismatch_max"]
-    sync = f"{last['time/publish']:.1f} s; with the new weights, log-probabilities of server and learner differ by"
-    yield "weight sync", gap < 0.5, f"{sync} {gap:.1e} at most"
+    seconds = sum(record["time/generate"] + record["time/tools"] + record["time/waiting"] for record in records)
+    found = f"{len(records)} steps of {chains} chains, {turns:.0f} turns in {seconds:.1f} s"
+    yield "training", len(records) == 2, found
+    gap = records[-1]["policy/mismatch_max"]
+    differ = f"with the new weights, log-probabilities of server and learner differ by {gap:.1e} at most"
+    yield "weight sync", gap < 0.5, f"{records[-1]['time/publish']:.1f} s; {differ}"
 
 
-def _make_plan(chains: int) -> Any:
+def _make_plan(chains: int) -> TrainPlan:
     """A run of two steps; its reward differs from chain to chain, so that the weights change."""
-    from agentfly import reward
-    from agentfly.agents import HFAgent
-    from agentfly.rollout.config import parse_tasks
-    from agentfly.tooling import Context
-    from agentfly.tools import calculate
-    from agentfly.training import TrainConfig
-    from agentfly.training.plan import TrainPlan
 
     @reward
     def chain_number(context: Context) -> float:

@@ -2,21 +2,21 @@
 
 It serves runs on CPUs, and those on GPUs that ask for it: verl.actor_rollout_ref.rollout.name=agentfly. On GPUs, it
 runs on that of its training process and keeps weights and cache there while the policy is trained.
+Importing this module enters the engine in verl's registries.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import ray
 import torch
 from ray.exceptions import RayActorError
-from verl.checkpoint_engine.base import CheckpointEngineWorker
+from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 from verl.plugin.platform import get_platform
-from verl.single_controller.ray import RayClassWithInitArgs
 from verl.utils.device import get_device_name, get_resource_name, get_visible_devices_keyword
 from verl.workers.rollout import base as rollout_base
 from verl.workers.rollout.base import BaseRollout
@@ -54,15 +54,11 @@ class EngineServer:
             raise RayActorError(error_msg="the server was restarted and has no weights before the next sync")
         await self._open.wait()
         params = sampling_params
+        same = ("temperature", "top_p", "min_p", "repetition_penalty", "max_tokens", "seed")
         sampling = Sampling(
-            temperature=params["temperature"],
-            top_p=params.get("top_p", 1.0),
+            **{name: params[name] for name in same if name in params},
             top_k=max(params.get("top_k", -1), 0),
-            min_p=params.get("min_p", 0.0),
-            repetition_penalty=params.get("repetition_penalty", 1.0),
-            max_tokens=params.get("max_tokens"),
             stop=tuple(params.get("stop", ())),
-            seed=params.get("seed"),
         )
         stop_ids = frozenset(params.get("stop_token_ids", ()))
         version = self._version
@@ -122,19 +118,6 @@ class EngineReplica(RolloutReplica):  # type: ignore[misc]
         self._server_address = name
         await server.pid.remote()
 
-    def get_ray_class_with_init_args(self) -> RayClassWithInitArgs:
-        """The class of the process that receives the weights, on a machine that does not train."""
-        settings = {"rollout_config": self.config, "model_config": self.model_config, "replica_rank": self.replica_rank}
-        return RayClassWithInitArgs(cls=ray.remote(ServerSideWorker), **settings)
-
-
-class ServerSideWorker(CheckpointEngineWorker):  # type: ignore[misc]
-    """The process beside a server on a machine that does not train, with our engine in verl's registries."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        register()
-        super().__init__(*args, **kwargs)
-
 
 async def find_gpu(worker: Any) -> dict[str, Any]:
     """Options of an actor that uses the GPU of a training process, which Ray has reserved for that one."""
@@ -151,9 +134,7 @@ async def find_gpu(worker: Any) -> dict[str, Any]:
     }
 
 
-async def gather_weights(
-    weights: Iterable[tuple[str, Any]] | AsyncIterable[tuple[str, Any]], *, keep: bool
-) -> dict[str, Any]:
+async def gather_weights(weights: Iterable[tuple[str, Any]], *, keep: bool) -> dict[str, Any]:
     """The weights in host memory. Without `keep` none, but all are read: gathering a sharded one is a collective."""
     gathered = {}
     async for name, weight in ensure_async_iterator(weights):
@@ -163,14 +144,13 @@ async def gather_weights(
 
 
 class EngineAdapter(BaseRollout):  # type: ignore[misc]
-    """In each training process, or in the one beside a server: gives the weights to the server of its replica."""
+    """In each training process: gives the weights to the server of its replica."""
 
-    def __init__(self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1) -> None:
+    def __init__(self, config: Any, model_config: Any, device_mesh: Any, **_: Any) -> None:
         super().__init__(config, model_config, device_mesh)
         size = self.config.tensor_model_parallel_size * self.config.data_parallel_size
-        rank = int(os.environ["RANK"])
-        self._server = server_name(rank // size if replica_rank < 0 else replica_rank)
-        self._leads = rank % size == 0
+        self._replica, rank = divmod(int(os.environ["RANK"]), size)
+        self._leads = rank == 0
 
     async def resume(self, tags: list[str]) -> None: ...
     async def release(self) -> None: ...
@@ -179,11 +159,45 @@ class EngineAdapter(BaseRollout):  # type: ignore[misc]
         self, weights: Iterable[tuple[str, Any]], global_steps: int | None = None, **_: Any
     ) -> None:
         gathered = await gather_weights(weights, keep=self._leads)
-        if self._leads:
-            await ray.get_actor(self._server).load_weights.remote(gathered, global_steps or 0)
+        if gathered:  # not beside a server on another machine
+            await ray.get_actor(server_name(self._replica)).load_weights.remote(gathered, global_steps or 0)
 
 
-def register() -> None:
-    """Enter the engine in verl's registries of replicas and of adapters in the training processes."""
-    RolloutReplicaRegistry.register(NAME, lambda: EngineReplica)
-    rollout_base._ROLLOUT_REGISTRY[(NAME, "async")] = f"{__name__}.EngineAdapter"
+@CheckpointEngineRegistry.register(NAME)
+class DirectTransfer(CheckpointEngine):  # type: ignore[misc]
+    """Gives the weights of the first training process to all servers, on machines that do not train.
+
+    verl's own engines send them with NCCL and the like, which need a GPU on both sides.
+    """
+
+    def __init__(self, bucket_size: int, is_master: bool = False) -> None:
+        """bucket_size: not used. is_master: whether this is the training process that sends."""
+        self._sends = is_master
+        self._servers = 0
+
+    def prepare(self) -> None: ...
+    def finalize(self) -> None: ...
+
+    @classmethod
+    def build_topology(cls, trainers: int, servers: int, _: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Arguments of `init_process_group`, for the training processes and for those beside the servers."""
+        return {"servers": [servers] * trainers}, {"servers": [servers] * servers}
+
+    def init_process_group(self, servers: int) -> None:
+        self._servers = servers
+
+    async def send_weights(self, weights: Iterable[tuple[str, Any]], global_steps: int | None = None) -> None:
+        gathered = await gather_weights(weights, keep=self._sends)
+        if self._sends:
+            shared = ray.put(gathered)
+            servers = [ray.get_actor(server_name(number)) for number in range(self._servers)]
+            await asyncio.gather(*(each.load_weights.remote(shared, global_steps or 0) for each in servers))
+
+    async def receive_weights(self, global_steps: int | None = None) -> AsyncIterator[tuple[str, Any]]:
+        """Nothing: the servers have them already."""
+        for weight in ():
+            yield weight
+
+
+RolloutReplicaRegistry.register(NAME, lambda: EngineReplica)
+rollout_base._ROLLOUT_REGISTRY[(NAME, "async")] = f"{__name__}.EngineAdapter"

@@ -6,11 +6,9 @@ of a training process. A job whose configuration or code is wrong is not: see `c
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
-import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -32,11 +30,9 @@ from agentfly.integrations.verl.config import (
     field_of_key,
     list_checkpoints,
 )
-from agentfly.integrations.verl.recorder import RunRecorder
 from agentfly.models import resolve
-from agentfly.resources.runtimes.ray.runtime import ActorUnreachable, call_actor, connect, get_answer
-from agentfly.runs import RunDirectory, StepRecord, open_loggers
-from agentfly.runs.loggers import RunLoggers
+from agentfly.resources.runtimes.ray.runtime import connect
+from agentfly.runs import Progress, RunDirectory, RunWriter, StepRecord, open_loggers
 from agentfly.runs.report import write_report_files
 from agentfly.templates.codec import Codec
 from agentfly.templates.tokenizer import load_tokenizer
@@ -48,8 +44,6 @@ POLL_SECONDS = 0.5
 """Interval at which the driver asks for progress."""
 RELEASE_SECONDS = 120
 """Limit for the release of GPUs by a job that has ended, and for the replacement of a node that died."""
-RECORDER_SECONDS = 600
-"""Limit for an answer of the recorder; it answers while it does not write."""
 _DEFAULT_CONTEXT = 32768
 """Longest context that is served unless run_options.context_length asks for more."""
 
@@ -107,49 +101,23 @@ def train_on_verl(
         **(CPU_ENVIRONMENT if device == "cpu" else {}),
     }
     settings = {**config.to_json(), **(metadata or {}), "on": "verl", "cluster": cluster.to_json()}
-    local = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
-        ray.get_runtime_context().get_node_id(), soft=False
-    )
-    recorder = (
-        ray.remote(RunRecorder)
-        .options(num_cpus=0, scheduling_strategy=local, max_concurrency=1)
-        .remote(folder, settings, plan.recipe, steps=config.steps)
-    )
+    if not resume:
+        RunWriter.create(folder, settings, plan.recipe).close()
     spec = JobSpec(
         make_plan=make_plan,
-        recorder=recorder,
-        run_name=f"agentfly-{folder.name}",
+        folder=folder,
+        settings=settings,
         model=model,
         context_length=context,
         workers=cluster.workers * cluster.nodes,
     )
-    try:
-        ask_recorder(recorder, folder, "poll")  # raises what its constructor raised
-        run = RunDirectory(folder)
-        supervise(ray, cluster, run, spec, verl_config=verl_config, environment=environment, from_step=from_step)
-        write_report_files(run, Codec(load_tokenizer(model)).decode)
-    finally:
-        with contextlib.suppress(ray.exceptions.RayError):
-            ray.get(recorder.close.remote(), timeout=30)
-        ray.kill(recorder)
-
-
-def ask_recorder(recorder: Any, folder: Path, method: str, *args: Any) -> Any:
-    """Call a method of the recorder. Raises RankError where it died or does not answer."""
-    try:
-        return get_answer(call_actor(recorder, method, *args), RECORDER_SECONDS)
-    except ActorUnreachable as error:
-        state = "died" if error.dead else f"has not answered for {RECORDER_SECONDS} s"
-        raise RankError(
-            f"the process that writes the run directory {folder} {state}: {error}. Look for a full disk or memory on "
-            f"this machine, then continue with agentfly train --resume {folder}"
-        ) from error
+    supervise(ray, cluster, spec, verl_config=verl_config, environment=environment, from_step=from_step)
+    write_report_files(RunDirectory(folder), Codec(load_tokenizer(model)).decode)
 
 
 def supervise(
     ray: Any,
     cluster: ClusterConfig,
-    run: RunDirectory,
     spec: JobSpec,
     *,
     verl_config: Any,
@@ -161,22 +129,20 @@ def supervise(
     Raises the job's AgentFlyError, or one with the traceback of another error, where it does not or where the job has
     failed `cluster.restarts` + 1 times without a step that no earlier start completed.
     """
+    # Beside the driver, which reads the run directory that it writes.
+    local = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+        ray.get_runtime_context().get_node_id(), soft=False
+    )
     failures = 0
     furthest = 0
     while True:
         wait_until_free(ray, cluster)
-        step = rewind(run, spec.recorder, from_step)
-        from_step = None
-        verl_config.trainer.resume_mode = "disable" if step is None else "resume_path"
-        verl_config.trainer.resume_from_path = None if step is None else str(run.checkpoints / f"global_step_{step}")
         variables = {**environment, JOB_VARIABLE: uuid.uuid4().hex[:8]}
+        options = {"num_cpus": 0, "max_concurrency": 2, "scheduling_strategy": local}
+        job = ray.remote(TrainingJob).options(**options, runtime_env={"env_vars": variables}).remote(spec)
         completed = 0
-        # Opened for each start, as for a resumed run: what they have of later steps is replaced.
-        loggers = open_loggers(run.config["loggers"], run)
-        loggers.start(run.config)
-        job = ray.remote(TrainingJob).options(num_cpus=1, runtime_env={"env_vars": variables}).remote()
         try:
-            for record in follow(ray, job.run.remote(verl_config, spec), run, spec.recorder, loggers):
+            for record in follow(ray, job, spec, verl_config, from_step):
                 completed = max(completed, record.step)
             return
         except ray.exceptions.RayError as error:
@@ -189,7 +155,7 @@ def supervise(
                     raise cause from error
                 # The text of Ray's error is the traceback in the job, which this process does not have.
                 raise AgentFlyError(f"the job failed, in start {failures} without a new step: {error}") from error
-            newest = list_checkpoints(run.checkpoints)
+            newest = list_checkpoints(spec.folder / "checkpoints")
             _LOG.warning(
                 "the job failed and starts again from %s: %s",
                 f"the checkpoint of step {newest[-1]}" if newest else "the beginning",
@@ -197,34 +163,76 @@ def supervise(
             )
         finally:
             end_job(ray, job)
-            loggers.close()
+        from_step = None
+
+
+def follow(ray: Any, job: Any, spec: JobSpec, verl_config: Any, from_step: int | None) -> Iterator[StepRecord]:
+    """Run a job, show its progress and its steps, and raise its error; yields the records of the steps."""
+    ray.get(job.open.remote(from_step))
+    # Opened for each start, as for a resumed run: what they have of later steps is replaced.
+    run = RunDirectory(spec.folder)
+    loggers = open_loggers(run.config["loggers"], run)
+    loggers.start(run.config)
+    try:
+        finished = job.run.remote(verl_config)
+        ended = False
+        while not ended:
+            ended = bool(ray.wait([finished], timeout=POLL_SECONDS)[0])
+            records, progress = ray.get(job.poll.remote())
+            for record in records:
+                loggers.step(record)
+                yield record
+            if not ended:
+                loggers.progress(progress)
+        ray.get(finished)
+    finally:
+        loggers.close()
 
 
 class TrainingJob:
-    """Runs verl's trainer; a Ray actor. Its environment variables are set before it imports verl."""
+    """Runs verl's trainer and writes the run directory; a Ray actor.
 
-    def run(self, config: Any, spec: JobSpec) -> None:
+    Its environment variables are set before it imports verl. `poll` answers in a second thread while it trains.
+    """
+
+    def __init__(self, spec: JobSpec) -> None:
+        self._spec = spec
+
+    def open(self, from_step: int | None) -> None:
+        """Remove what is later than the step to continue after: see `RunRecorder`."""
+        from agentfly.integrations.verl.recorder import RunRecorder
+
+        self._recorder = RunRecorder(self._spec, from_step)
+
+    def run(self, config: Any) -> None:
         """Train until the last step."""
         import transfer_queue as tq
         from omegaconf import OmegaConf
         from verl.trainer.ppo.v1 import get_trainer_cls
 
-        from agentfly.integrations.verl import engine
         from agentfly.integrations.verl.manager import RolloutManager
         from agentfly.integrations.verl.trainer import AgentFlyTrainer
 
-        engine.register()
+        if self._recorder.start is not None:
+            config.trainer.resume_mode = "resume_path"
+            config.trainer.resume_from_path = f"{self._spec.folder}/checkpoints/global_step_{self._recorder.start}"
         config.transfer_queue.enable = True
         OmegaConf.resolve(config)
         tq.init(config.transfer_queue)
         try:
             base = get_trainer_cls(config.trainer.v1.trainer_mode)
-            trainer: Any = type(f"AgentFly{base.__name__}", (AgentFlyTrainer, base), {})(config, spec)
+            trainer_class: Any = type(f"AgentFly{base.__name__}", (AgentFlyTrainer, base), {})
+            trainer = trainer_class(config, self._spec, self._recorder)
             trainer.init()
-            trainer.rollout = RolloutManager(spec, trainer.get_llm_client())
+            trainer.rollout = RolloutManager(self._spec, trainer.get_llm_client(), self._recorder.report_progress)
             trainer.fit(trainer.rollout)
         finally:
             tq.close()
+            self._recorder.close()
+
+    def poll(self) -> tuple[list[StepRecord], Progress]:
+        """The steps written since the last call, and the progress of the one that runs."""
+        return self._recorder.poll()
 
 
 def can_restart(cause: BaseException, *, first_step: bool) -> bool:
@@ -255,23 +263,6 @@ def end_job(ray: Any, job: Any) -> None:
             ray.util.remove_placement_group(PlacementGroup(ray.PlacementGroupID.from_hex(key)))
 
 
-def rewind(run: RunDirectory, recorder: Any, from_step: int | None) -> int | None:
-    """Choose the step to continue after, newest by default; remove later and incomplete checkpoints, and later records.
-
-    Returns None where the run starts from the beginning.
-    """
-    steps = list_checkpoints(run.checkpoints)
-    if from_step is not None and from_step not in steps:
-        raise ConfigError(f"there is no checkpoint of step {from_step}; there are {steps or 'none'}")
-    step = from_step if from_step is not None else max(steps, default=None)
-    ask_recorder(recorder, run.path, "restart", -1 if step is None else step)
-    kept = {f"global_step_{each}" for each in steps if step is not None and each <= step}
-    for folder in run.checkpoints.glob("global_step_*"):
-        if folder.name not in kept:
-            shutil.rmtree(folder)
-    return step
-
-
 def wait_until_free(ray: Any, cluster: ClusterConfig) -> None:
     """Wait until an earlier job has released its GPUs and its queue. Raises ConfigError where they stay in use."""
     needed = (cluster.nodes + cluster.rollout_nodes) * cluster.gpus
@@ -289,21 +280,6 @@ def wait_until_free(ray: Any, cluster: ClusterConfig) -> None:
             check_cluster(ray, cluster)  # a node may have died
             raise ConfigError(f"the cluster is in use: {queue}. Wait for the other job to end, or stop it")
         time.sleep(POLL_SECONDS)
-
-
-def follow(ray: Any, finished: Any, run: RunDirectory, recorder: Any, loggers: RunLoggers) -> Iterator[StepRecord]:
-    """Show progress and steps until the job has ended, and raise its error; yields the records of the steps."""
-    ended = False
-    while not ended:
-        done, _ = ray.wait([finished], timeout=POLL_SECONDS)
-        ended = bool(done)
-        records, progress = ask_recorder(recorder, run.path, "poll")
-        for record in records:
-            loggers.step(record)
-            yield record
-        if not ended:
-            loggers.progress(progress)
-    ray.get(finished)
 
 
 def describe_cluster(cluster: ClusterConfig) -> str:

@@ -11,38 +11,61 @@ import asyncio
 import logging
 import pickle
 import threading
-import time
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
 import torch
 import transfer_queue as tq
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from agentfly.errors import RankError, describe
 from agentfly.integrations.verl.backend import VerlBackend, current_group
 from agentfly.integrations.verl.config import JobSpec
-from agentfly.integrations.verl.recorder import FinishedGroup, GroupRequest
 from agentfly.integrations.verl.rows import build_placeholder, build_rows
 from agentfly.resources.manager import resolve_runtime
 from agentfly.resources.runtimes.ray import RayManager, RayRuntime
 from agentfly.rollout.scheduler import ChainJob, run_chains
+from agentfly.runs import Progress
 from agentfly.training.rollout_batch import ROUNDS, TaskSampler, select_chains
 from agentfly.trajectory import Trajectory
 
 _LOG = logging.getLogger(__name__)
 MAX_ATTEMPTS = 8
 """Times a group is started before the death of its worker ends the job."""
-_WAIT_SECONDS = 0.5
-"""Interval at which calls that have ended are looked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupRequest:
+    """A group to run."""
+
+    uid: str
+    """verl's id of the group."""
+    position: int
+    """Position of its task in the stream of tasks, or among the held-out ones."""
+    step: int
+    """The training step that asked for it."""
+    held_out: bool = False
+    """Whether it belongs to an evaluation, and not to verl's queue."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinishedGroup:
+    """The chains of a group."""
+
+    request: GroupRequest
+    chains: tuple[Trajectory, ...]
+    greedy: Trajectory | None
+    """The greedy chain of the task, in an evaluation and where the algorithm needs one; it is not trained."""
+    leased: int
+    """Environments leased by chains of all workers when it ended."""
+    waiting: int
 
 
 class ChainWorker:
-    """Runs groups and evaluations; a Ray actor."""
+    """Runs groups; a Ray actor."""
 
     def __init__(self, arguments: bytes) -> None:
         """Build the agent of the plan over verl's servers. `arguments`: the pickled JobSpec and verl's client."""
@@ -54,7 +77,6 @@ class ChainWorker:
         self._config = plan.config
         self._sampler = TaskSampler(plan.tasks, plan.config.seed)
         self._eval_tasks = plan.eval_tasks
-        self._recorder = spec.recorder
         backend = VerlBackend(client, spec.context_length)
         self.agent = plan.make_agent(model_name_or_path=spec.model, backend=backend, template=plan.config.template)
         # Environments with the runtime `ray` are leased from one manager that all workers share; the others are started
@@ -64,73 +86,62 @@ class ChainWorker:
         pools = [own.pools.get(each, each.pool) for each in (*self.agent.toolbox.environments, *scored)]
         if any(isinstance(resolve_runtime(pool.runtime), RayRuntime) for pool in pools):
             limits = {"instances": own.budget.instances, "memory": own.budget.memory}
-            self.agent.manager = RayManager(spec.run_name, own.pools, **limits)
-        self._settings = plan.config.chain_settings(seed=plan.config.seed)
+            self.agent.manager = RayManager(f"agentfly-{spec.folder.name}", own.pools, **limits)
 
-    async def ready(self) -> None:
-        """Return when the agent is built."""
+    async def list_tools(self) -> list[str]:
+        """Names of the agent's tools."""
+        return list(self.agent.toolbox.names)
 
-    async def run_group(self, request: GroupRequest) -> None:
-        """Run the chains of a task, record them, and put the rows of those that are trained into the queue."""
+    async def run_group(self, request: GroupRequest) -> FinishedGroup:
+        """Run the chains of a task, and put the rows of those that are trained into verl's queue."""
         config = self._config
-        if config.async_training.max_staleness:
-            group = request.position
+        group = request.position
+        count = config.num_chains
+        if request.held_out:
+            task = self._eval_tasks[request.position]
+            count = config.evaluation.chains
+            seed = config.seed
+        else:
+            task = self._sampler.task_at(request.position)
             seed = config.seed * 1_000_003
-        else:  # as in a local run, which numbers groups within a step
-            group = request.position % config.tasks_per_step
-            seed = (config.seed * 1_000_003 + request.step) * ROUNDS
-        settings = replace(self._settings, seed=seed)
-        greedy = replace(settings, sampling=replace(config.sampling, temperature=0.0))
-        task = self._sampler.task_at(request.position)
-        jobs = [ChainJob(task, group, chain, settings) for chain in range(config.num_chains)]
-        if config.algorithm.needs_greedy:
-            jobs.append(ChainJob(task, group, config.num_chains, greedy))
-        await tq.async_kv_put(key=request.uid, partition_id="train", tag={"status": "running"})
+            if not config.async_training.max_staleness:  # as in a local run, which numbers groups within a step
+                group %= config.tasks_per_step
+                seed = (seed + request.step) * ROUNDS
+            await tq.async_kv_put(key=request.uid, partition_id="train", tag={"status": "running"})
+        settings = config.chain_settings(seed=seed)
+        jobs = [ChainJob(task, group, chain, settings) for chain in range(count)]
+        with_greedy = request.held_out or config.algorithm.needs_greedy
+        if with_greedy:
+            greedy = replace(settings, sampling=replace(settings.sampling, temperature=0.0))
+            jobs.append(ChainJob(task, group, count, greedy))
         current_group.set(request.uid)
-        chains = await self._run(jobs)
-        baseline = chains.pop() if config.algorithm.needs_greedy else None
+        running = run_chains(self.agent, jobs, manager=self.agent.manager)
+        chains = sorted([chain async for chain in running], key=lambda each: each.chain)
         pools = await asyncio.to_thread(self.agent.manager.pool_metrics)  # may ask an actor
         finished = FinishedGroup(
             request=request,
-            chains=tuple(chains),
-            greedy=baseline,
+            chains=tuple(chains[:count]),
+            greedy=chains[count] if with_greedy else None,
             leased=sum(each.leased for each in pools),
             waiting=sum(each.waiting for each in pools),
-            tools=tuple(self.agent.toolbox.names),
         )
-        selected = [episode for episodes in select_chains(chains, config).groups for episode in episodes]
-        rows = [row for episode in selected for row in build_rows(episode.trajectory)]
-        rows = rows or [build_placeholder(version=request.step - 1)]
-        await self._recorder.add_group.remote(finished)
-        await tq.async_kv_batch_put(
-            keys=[row.key(request.uid) for row in rows],
-            fields=list_of_dict_to_tensordict([row.fields(request.uid) for row in rows]),
-            tags=[row.tag(request.step) for row in rows],
-            partition_id="train",
-        )
-        await tq.async_kv_put(key=request.uid, partition_id="train", tag={"status": "finished"})
-
-    async def run_evaluation(self, indices: Sequence[int], label: str) -> list[Trajectory]:
-        """Run the sampled chains and the greedy chain of some held-out tasks."""
-        chains = self._config.evaluation.chains
-        greedy = replace(self._settings, sampling=replace(self._settings.sampling, temperature=0.0))
-        jobs = [
-            ChainJob(self._eval_tasks[index], index, chain, self._settings if chain < chains else greedy)
-            for index in indices
-            for chain in range(chains + 1)
-        ]
-        current_group.set(label)
-        return await self._run(jobs)
-
-    async def _run(self, jobs: Sequence[ChainJob]) -> list[Trajectory]:
-        chains = [chain async for chain in run_chains(self.agent, jobs, manager=self.agent.manager)]
-        return sorted(chains, key=lambda each: (each.group, each.chain))
+        if not request.held_out:
+            selected = [episode for episodes in select_chains(finished.chains, config).groups for episode in episodes]
+            rows = [row for episode in selected for row in build_rows(episode.trajectory)]
+            rows = rows or [build_placeholder(version=request.step - 1)]
+            await tq.async_kv_batch_put(
+                keys=[row.key(request.uid) for row in rows],
+                fields=list_of_dict_to_tensordict([row.fields(request.uid) for row in rows]),
+                tags=[row.tag(request.step) for row in rows],
+                partition_id="train",
+            )
+        return finished
 
 
 class RolloutManager:
     """The chain workers of a run, in the process of verl's trainer."""
 
-    def __init__(self, spec: JobSpec, client: Any) -> None:
+    def __init__(self, spec: JobSpec, client: Any, on_progress: Callable[[Progress], None]) -> None:
         """`client`: verl's client of the servers."""
         # Ray restarts a dead worker on a node that is alive; it makes its agent again. Its arguments are serialized
         # here: Ray warns about handles of actors among those of an actor that it restarts.
@@ -140,14 +151,17 @@ class RolloutManager:
         cloudpickle: Any = ray.cloudpickle
         arguments = cloudpickle.dumps((spec, client))
         self.workers: list[Any] = [worker.remote(arguments) for _ in range(spec.workers)]
-        ray.get([each.ready.remote() for each in self.workers])
+        self.tools: list[str] = ray.get([each.list_tools.remote() for each in self.workers])[0]
         self.reruns = 0
         """Groups that were started again after the death of their worker."""
+        self._on_progress = on_progress
+        self._load = [0] * len(self.workers)
+        """Groups that each worker runs."""
+        self._finished: dict[str, FinishedGroup] = {}
+        """Groups for verl's trainer, by verl's id, until it takes them."""
         self._error: BaseException | None = None
-        self._running: dict[Any, tuple[GroupRequest, int, int]] = {}
-        """Call of a worker → its group, the number of the worker, and the attempt."""
-        self._lock = threading.Lock()
-        threading.Thread(target=self._watch, name="agentfly-rollout-manager", daemon=True).start()
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="agentfly-rollout-manager", daemon=True).start()
 
     def generate_sequences(self, prompts: Any) -> None:
         """Start the groups of a batch of positions, without waiting for them: what verl's trainer calls."""
@@ -159,97 +173,63 @@ class RolloutManager:
         step = int(unwrap(prompts["global_steps"]))
         for uid, position in zip(prompts["uid"], prompts["position"], strict=True):
             request = GroupRequest(uid=str(unwrap(uid)), position=int(unwrap(position)), step=step)
-            self._start(request, attempt=1)
+            asyncio.run_coroutine_threadsafe(self._run_for_verl(request), self._loop)
+
+    def take_groups(self, uids: Iterable[str], oldest: int = 0) -> list[FinishedGroup]:
+        """Remove and return finished groups, by position; groups started before the step `oldest` are dropped."""
+        taken = [self._finished.pop(uid) for uid in uids]
+        for uid, group in list(self._finished.items()):
+            if group.request.step < oldest:
+                del self._finished[uid]
+        return sorted(taken, key=lambda each: each.request.position)
+
+    def evaluate(self, num_tasks: int, step: int) -> list[FinishedGroup]:
+        """Run the held-out tasks to their end."""
+        requests = [
+            GroupRequest(uid=f"eval-{step}-{position}", position=position, step=step, held_out=True)
+            for position in range(num_tasks)
+        ]
+        running = [asyncio.run_coroutine_threadsafe(self._run_group(each), self._loop) for each in requests]
+        return [each.result() for each in running]
 
     def raise_error(self) -> None:
         """Raise what made a group fail, if one did."""
         if self._error is not None:
             raise self._error
 
-    def evaluate(self, num_tasks: int, label: str) -> list[Trajectory]:
-        """Run the evaluation's chains on all workers; the share of a worker that died is run again by another one."""
-        count = len(self.workers)
-        shares = [share for start in range(count) if (share := list(range(start, num_tasks, count)))]
-        chains: list[Trajectory] = []
-        attempt = 0
-        while shares:
-            # A share goes to another worker than before.
-            calls = [
-                (share, self.workers[(number + attempt) % count].run_evaluation.remote(share, label))
-                for number, share in enumerate(shares)
-            ]
-            shares = []
-            attempt += 1
-            for share, call in calls:
-                try:
-                    chains += ray.get(call)
-                except RayTaskError as error:  # before RayActorError: it is also an instance of its cause's class
-                    raise error.cause from error
-                except RayActorError as error:
-                    if attempt == MAX_ATTEMPTS:
-                        raise RankError(f"a chain worker died in all {attempt} attempts: {describe(error)}") from error
-                    _LOG.warning("a chain worker died in the evaluation: its tasks are run again by another one")
-                    shares.append(share)
-            if shares:
-                time.sleep(5 * attempt)  # a dead worker takes seconds to restart, and refuses calls until then
-        return sorted(chains, key=lambda each: (each.group, each.chain))
-
-    def _start(self, request: GroupRequest, attempt: int, avoid: int | None = None) -> None:
-        """Start a group on the worker with the fewest groups."""
-        with self._lock:
-            load = Counter(number for _, number, _ in self._running.values())
-            numbers = [each for each in range(len(self.workers)) if each != avoid] or [0]
-            number = min(numbers, key=lambda each: (load[each], each))
-            call = self.workers[number].run_group.remote(request)
-            self._running[call] = (request, number, attempt)
-
-    def _watch(self) -> None:
-        """Look at calls that have ended; runs in a thread for as long as the process."""
-        while True:
-            with self._lock:
-                calls = list(self._running)
-            if not calls:
-                time.sleep(_WAIT_SECONDS)
-                continue
-            try:
-                for call in ray.wait(calls, num_returns=1, timeout=_WAIT_SECONDS)[0]:
-                    self._handle_end(call)
-                    with self._lock:
-                        del self._running[call]
-            except Exception as error:  # verl would wait for these groups for ever
-                with self._lock:
-                    lost = [request for request, _, _ in self._running.values()]
-                    self._running.clear()
-                for request in lost:
-                    self._fail(request, error)
-
-    def _handle_end(self, call: Any) -> None:
-        """Run the group of a call that ended with the death of its worker again; remember another error."""
-        request, number, attempt = self._running[call]
+    async def _run_for_verl(self, request: GroupRequest) -> None:
+        """Run a group that verl waits for. An error ends verl's waiting, and the trainer raises it."""
+        status = "finished"
         try:
-            ray.get(call)
-            return
-        except RayTaskError as error:  # before RayActorError: it is also an instance of its cause's class
-            self._fail(request, error.cause)
-            return
-        except RayActorError as error:
-            death = describe(error)
-        if attempt == MAX_ATTEMPTS:
-            message = f"the group at position {request.position} ended {attempt} workers: {death}"
-            self._fail(request, RankError(message))
-            return
-        tags = (tq.kv_list("train") or {}).get("train", {})
-        if tags.get(request.uid, {}).get("status") == "finished":
-            return  # it died after its last row: verl may be training on the group
-        _LOG.warning("a chain worker died: the group at position %d is run again elsewhere", request.position)
-        time.sleep(5 * (attempt - 1))  # with a single worker, until it has restarted
-        self.reruns += 1
-        rows = [key for key in tags if key.startswith(f"{request.uid}_")]
-        if rows:
-            tq.kv_clear(keys=rows, partition_id="train")
-        self._start(request, attempt + 1, avoid=number)
+            group = await self._run_group(request)
+            self._finished[request.uid] = group
+            self._on_progress(Progress("generate", len(self._finished), 0, group.leased, group.waiting))
+        except Exception as error:
+            self._error = self._error or error
+            status = "failure"
+        await asyncio.to_thread(tq.kv_put, key=request.uid, partition_id="train", tag={"status": status})
 
-    def _fail(self, request: GroupRequest, error: BaseException) -> None:
-        """Remember the error, and end verl's waiting for the group; the trainer then raises it."""
-        self._error = self._error or error
-        tq.kv_put(key=request.uid, partition_id="train", tag={"status": "failure"})
+    async def _run_group(self, request: GroupRequest) -> FinishedGroup:
+        """Run a group on the worker with the fewest groups, and again on another one if that worker dies."""
+        numbers = range(len(self.workers))
+        avoid = -1
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            number = min(numbers, key=lambda each: (each == avoid, self._load[each]))
+            self._load[number] += 1
+            try:
+                group: FinishedGroup = await self.workers[number].run_group.remote(request)
+                return group
+            except RayTaskError as error:  # before RayActorError: it is also an instance of its cause's class
+                raise error.cause from error
+            except (RayActorError, ObjectLostError) as error:
+                death = describe(error)
+            finally:
+                self._load[number] -= 1
+            _LOG.warning("a chain worker died: the group at position %d is run again elsewhere", request.position)
+            await asyncio.sleep(5 * (attempt - 1))  # with a single worker, until it has restarted
+            self.reruns += 1
+            avoid = number
+            listed = (await asyncio.to_thread(tq.kv_list, "train") or {}).get("train", {})
+            if rows := [key for key in listed if key.startswith(f"{request.uid}_")]:
+                await asyncio.to_thread(tq.kv_clear, keys=rows, partition_id="train")
+        raise RankError(f"the group at position {request.position} ended {MAX_ATTEMPTS} workers: {death}")

@@ -1,145 +1,107 @@
-"""The actor that owns the run directory: workers send finished groups to it, the trainer metrics."""
+"""Writes the run directory of a local run from verl's trainer, and keeps what the driver shows."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from agentfly.errors import ConfigError
-from agentfly.runs import Alarm, AlarmMonitor, EvalFigures, Progress, RunDirectory, RunWriter, StepRecord, chain_metrics
+from agentfly.integrations.verl.config import JobSpec, list_checkpoints
+from agentfly.integrations.verl.rows import RowAdvantages
+from agentfly.runs import Alarm, AlarmMonitor, EvalFigures, Progress, RunWriter, StepRecord, chain_metrics
 from agentfly.segment import Floats
+from agentfly.training.rollout_batch import RolloutBatch
 from agentfly.trajectory import Trajectory
 
-
-@dataclass(frozen=True, kw_only=True)
-class GroupRequest:
-    """A group to run."""
-
-    uid: str
-    """verl's id of the group."""
-    position: int
-    """Position of its task in the stream of tasks."""
-    step: int
-    """The training step that asked for it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FinishedGroup:
-    """The chains of a group, as a worker sends them to the recorder."""
-
-    request: GroupRequest
-    chains: tuple[Trajectory, ...]
-    greedy: Trajectory | None = None
-    """The greedy chain of the task, where the algorithm needs one; it is not trained."""
-    leased: int = 0
-    """Environments leased by chains of all workers when it ended."""
-    waiting: int = 0
-    tools: tuple[str, ...] = ()
-    """Names of the agent's tools."""
+LOCK_SECONDS = 60
+"""Limit for the end of the process that wrote the run before: Ray may take a moment to end one of a killed driver."""
 
 
 class RunRecorder:
-    """Writes a run directory like that of a local run; a Ray actor on the machine of the driver."""
+    """The run directory of a start of the job; the driver has created it."""
 
-    def __init__(self, path: Path, config: Mapping[str, Any], recipe: Path | None, *, steps: int) -> None:
-        """Create the run if the folder has none; `restart` continues it."""
-        self._steps = steps
-        self._groups: dict[str, FinishedGroup] = {}
-        """Finished groups by verl's id, until they are trained."""
-        self._alarms = AlarmMonitor()
-        self._new_records: list[StepRecord] = []
-        """Steps that the driver has not shown yet."""
-        self._progress = Progress("start")
-        self._tools: tuple[str, ...] = ()
-        if (path / "config.json").is_file():
-            newest = max((record.step for record in RunDirectory(path).records()), default=-1)
-            # Ray may take a moment to end the recorder of a driver that was killed.
-            for attempt in Retrying(
-                retry=retry_if_exception_type(ConfigError),
-                stop=stop_after_delay(30),
-                wait=wait_fixed(0.5),
-                reraise=True,
-            ):
-                with attempt:
-                    self._writer = RunWriter.resume(path, newest)
-            self._writer.update_config(config)
-        else:
-            self._writer = RunWriter.create(path, config, recipe)
+    def __init__(self, spec: JobSpec, from_step: int | None = None) -> None:
+        """Remove what is later than the step to continue after: `from_step`, else that of the newest checkpoint.
 
-    def restart(self, step: int) -> None:
-        """Drop everything after `step`: training continues from its checkpoint."""
-        self._writer.truncate_after(step)
-        self._groups.clear()
-        self._new_records.clear()
+        Incomplete checkpoints are removed, too.
+        """
+        checkpoints = spec.folder / "checkpoints"
+        steps = list_checkpoints(checkpoints)
+        if from_step is not None and from_step not in steps:
+            raise ConfigError(f"there is no checkpoint of step {from_step}; there are {steps or 'none'}")
+        self.start = from_step if from_step is not None else max(steps, default=None)
+        """The step whose checkpoint training continues from; None: from the beginning."""
+        locked = retry_if_exception_type(ConfigError)
+        retrying = Retrying(retry=locked, stop=stop_after_delay(LOCK_SECONDS), wait=wait_fixed(0.5), reraise=True)
+        self._writer = retrying(RunWriter.resume, spec.folder, -1 if self.start is None else self.start)
+        self._writer.update_config(spec.settings)
+        kept = {f"global_step_{each}" for each in steps if self.start is not None and each <= self.start}
+        for folder in checkpoints.glob("global_step_*"):
+            if folder.name not in kept:
+                shutil.rmtree(folder)
         self._alarms = AlarmMonitor()
         for record in self._writer.records():
             self._alarms.observe(record.step, record.metrics)
-
-    def add_group(self, group: FinishedGroup) -> None:
-        """Keep a finished group until it is trained; one that was run again replaces the first."""
-        self._groups[group.request.uid] = group
-        self._tools = group.tools
-        self._progress = Progress("generate", len(self._groups), 0, group.leased, group.waiting)
-
-    def take_groups(self, uids: Sequence[str], oldest: int = 0) -> list[FinishedGroup]:
-        """Remove and return the groups of a step, by position; groups started before the step `oldest` are dropped."""
-        taken = sorted((self._groups.pop(uid) for uid in uids), key=lambda each: each.request.position)
-        self._groups = {uid: each for uid, each in self._groups.items() if each.request.step >= oldest}
-        return taken
+        self._steps = spec.settings.get("steps", 0)
+        self._new_records: list[StepRecord] = []
+        """Steps that the driver has not shown yet."""
+        self._progress = Progress("start")
 
     def report_progress(self, progress: Progress) -> None:
+        """Set what `poll` returns as the progress of the step that runs."""
         self._progress = progress
-
-    def write_step(
-        self,
-        step: int,
-        chains: Sequence[Trajectory],
-        advantages: Mapping[str, Sequence[Floats]],
-        *,
-        metrics: Mapping[str, float],
-        seconds: Mapping[str, float],
-        learner_logprobs: Mapping[str, Floats],
-        evaluation: tuple[Sequence[Trajectory], EvalFigures] | None,
-        pools: tuple[int, int] = (0, 0),
-    ) -> None:
-        """Write the chains of a step with their advantages, its metrics, and the evaluation after it.
-
-        advantages: one array per segment that was trained, by chain id. learner_logprobs: of its sampled tokens, by
-        GROUP/CHAIN#SEGMENT. pools: environments leased, chains waiting.
-        """
-        evaluated = () if evaluation is None else evaluation[0]
-        unwritten = []
-        for held_out, written in ((False, chains), (True, evaluated)):
-            if written:
-                arrays = {} if held_out else advantages
-                failed = self._writer.write_trajectories(step, written, arrays, held_out=held_out)
-                if failed:
-                    message = f"{len(failed)} chains cannot be written: {failed[0]}"
-                    unwritten.append(Alarm("unwritten", message, step=step))
-        self._writer.write_learner_logprobs(step, learner_logprobs)
-        figures = {**chain_metrics(chains, version=step - 1), **metrics} if chains else {}
-        alarms = self._alarms.observe(step, figures, chains, self._tools) if chains else ()
-        record = StepRecord(
-            step,
-            self._steps,
-            figures,
-            seconds,
-            eval=None if evaluation is None else evaluation[1],
-            leased=pools[0],
-            waiting=pools[1],
-            alarms=(*alarms, *unwritten),
-        )
-        self._writer.append(record)
-        self._new_records.append(record)
 
     def poll(self) -> tuple[list[StepRecord], Progress]:
         """The steps written since the last call, and the progress of the one that runs."""
         records, self._new_records = self._new_records, []
         return records, self._progress
 
+    def write_step(
+        self,
+        step: int,
+        batch: RolloutBatch,
+        computed: RowAdvantages | None = None,
+        *,
+        metrics: Mapping[str, float] | None = None,
+        seconds: Mapping[str, float] | None = None,
+        evaluation: tuple[Sequence[Trajectory], EvalFigures] | None = None,
+        tools: Sequence[str] = (),
+    ) -> None:
+        """Write the chains of a step with their advantages, its metrics, and the evaluation after it.
+
+        computed: None in a step that trains nothing. tools: names of the agent's tools, for alarms.
+        """
+        advantages: dict[str, list[Floats]] = {}  # by chain, one array per segment that was trained
+        for sample in computed.samples if computed else ():
+            advantages.setdefault(sample.name.partition("#")[0], []).append(sample.advantages)
+        chains = batch.trajectories
+        failed = self._writer.write_trajectories(step, chains, advantages) if chains else []
+        if computed:
+            self._writer.write_learner_logprobs(step, computed.learner_logprobs)
+        if evaluation:
+            failed += self._writer.write_trajectories(step, evaluation[0], held_out=True)
+        figures: dict[str, float] = {}
+        alarms: tuple[Alarm, ...] = ()
+        if chains:
+            figures = {**chain_metrics(chains, version=step - 1), **batch.selection.metrics, **(metrics or {})}
+            alarms = self._alarms.observe(step, figures, chains, tools)
+        if failed:
+            alarms += (Alarm("unwritten", f"{len(failed)} chains cannot be written: {failed[0]}", step=step),)
+        record = StepRecord(
+            step,
+            self._steps,
+            figures,
+            seconds or {},
+            eval=evaluation[1] if evaluation else None,
+            leased=batch.leased,
+            waiting=batch.waiting,
+            alarms=alarms,
+        )
+        self._writer.append(record)
+        self._new_records.append(record)
+
     def close(self) -> None:
+        """Release the run directory."""
         self._writer.close()

@@ -1,4 +1,4 @@
-"""Trajectories ↔ rows of verl: one row per segment that contains sampled tokens.
+"""Trajectories ↔ rows of verl: one row per segment that contains sampled tokens; and the advantages of rows.
 
 verl splits a sequence into prompt and response. With `P` the prompt of a segment, `A` what the model sampled and `E`
 what an environment answered, the response begins at the first sampled token and ends with the last:
@@ -8,13 +8,16 @@ what an environment answered, the response begins at the first sampled token and
     responses             A0 A1 E0 A2 A3
     response_mask          1  1  0  1  1
 
-Mask and log-probabilities are those that were recorded; nothing is decoded or encoded again.
+Mask and log-probabilities are those that were recorded; nothing is decoded or encoded again. Advantages are computed by
+the code of a local run, `compute_samples`, with the scores that verl has computed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,20 +25,26 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
+from agentfly.algorithms.base import Group, SegmentArrays
+from agentfly.algorithms.kl import kl_divergence
+from agentfly.algorithms.loss import correction_weights
 from agentfly.errors import ConfigError
 from agentfly.segment import Floats, Ids, Mask
+from agentfly.training.advantages import compute_samples
+from agentfly.training.batch import Sample
+from agentfly.training.config import TrainConfig
 from agentfly.trajectory import Trajectory
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Row:
     """One segment as verl trains it."""
 
-    chain: int
+    chain: int = 0
     """Index of the chain in its group: the session of verl."""
-    segment: int
+    segment: int = 0
     """Index of the segment in its chain."""
-    index: int
+    index: int = 0
     """Index among the rows of its chain."""
     tokens: Ids
     """[prompt + response]"""
@@ -47,8 +56,12 @@ class Row:
     """[response] As recorded; 0 where the model did not sample."""
     versions: tuple[int, int]
     """The oldest and the newest weights that sampled a token of it."""
-    num_turns: int
-    reward: float
+    reward: float = 0.0
+
+    @property
+    def response(self) -> slice:
+        """The tokens of the response in its segment."""
+        return slice(self.start, len(self.tokens))
 
     def key(self, uid: str) -> str:
         """Its key in the TransferQueue, under the id of its group."""
@@ -70,7 +83,6 @@ class Row:
             "position_ids": torch.arange(len(tokens)),
             "rollout_log_probs": torch.from_numpy(self.logprobs.copy()),
             "rm_scores": rewards,
-            "num_turns": self.num_turns,
             "multi_modal_inputs": {},
         }
 
@@ -89,15 +101,44 @@ class Row:
             "is_padding": not self.mask.any(),
         }
 
-    def slice(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """[tokens of the segment] → [response]."""
-        return values[self.start : len(self.tokens)]
 
-    def scatter(self, values: npt.NDArray[Any], length: int) -> Floats:
-        """[response] → [tokens of the segment], 0 where the model did not sample."""
-        out = np.zeros(length, np.float32)
-        out[self.start : len(self.tokens)] = np.where(self.mask, values, 0.0)
-        return out
+def build_rows(trajectory: Trajectory) -> list[Row]:
+    """The rows of a chain, in the order of its segments; none where the model sampled nothing."""
+    rows: list[Row] = []
+    for number, segment in enumerate(trajectory.segments):
+        if segment.images:
+            raise ConfigError(f"chain {trajectory.id} shows images, which cannot be trained on verl yet")
+        sampled = np.flatnonzero(segment.mask)
+        if not len(sampled):
+            continue
+        start, end = int(sampled[0]), int(sampled[-1]) + 1
+        versions = segment.weight_versions[sampled]
+        rows.append(
+            Row(
+                chain=trajectory.chain,
+                segment=number,
+                index=len(rows),
+                tokens=segment.tokens[:end],
+                start=start,
+                mask=segment.mask[start:end],
+                logprobs=segment.logprobs[start:end],
+                versions=(int(versions.min()), int(versions.max())),
+                reward=trajectory.reward or 0.0,
+            )
+        )
+    return rows
+
+
+def build_placeholder(version: int) -> Row:
+    """A row without sampled tokens, for a group of which no chain is trained: verl expects rows of every group."""
+    empty = np.zeros(1, np.float32)
+    return Row(tokens=np.zeros(2, np.int32), start=1, mask=empty > 0, logprobs=empty, versions=(version, version))
+
+
+def nest(values: Sequence[npt.NDArray[Any]]) -> torch.Tensor:
+    """Arrays of different lengths as one nested tensor [rows, response]."""
+    rows = [torch.from_numpy(np.ascontiguousarray(each, np.float32)) for each in values]
+    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
 
 
 class TaskPositions(Dataset[dict[str, Any]]):
@@ -117,53 +158,102 @@ class TaskPositions(Dataset[dict[str, Any]]):
         return {"raw_prompt": "", "position": index, "index": index}
 
 
-def build_rows(trajectory: Trajectory) -> list[Row]:
-    """The rows of a chain, in the order of its segments; none where the model sampled nothing."""
-    rows: list[Row] = []
-    reward = 0.0 if trajectory.reward is None else trajectory.reward
-    for number, segment in enumerate(trajectory.segments):
-        if segment.images:
-            raise ConfigError(f"chain {trajectory.id} shows images, which cannot be trained on verl yet")
-        mask = segment.mask
-        sampled = np.flatnonzero(mask)
-        if not len(sampled):
-            continue
-        start, end = int(sampled[0]), int(sampled[-1]) + 1
-        versions = segment.weight_versions[mask]
-        rows.append(
-            Row(
-                chain=trajectory.chain,
-                segment=number,
-                index=len(rows),
-                tokens=segment.tokens[:end],
-                start=start,
-                mask=mask[start:end],
-                logprobs=segment.logprobs[start:end],
-                versions=(int(versions.min()), int(versions.max())),
-                num_turns=len(trajectory.turns),
-                reward=reward,
-            )
-        )
-    return rows
+@dataclass(frozen=True)
+class RowAdvantages:
+    """What the update of a step reads; the lists have one [response] array per row."""
+
+    samples: list[Sample]
+    """The same as in a local run."""
+    learner_logprobs: dict[str, Floats]
+    """[sampled] Log-probabilities before the update, by the name of the sample."""
+    advantages: list[Floats]
+    returns: list[Floats]
+    """Regression targets of the critic; 0 without one."""
 
 
-def build_placeholder(version: int) -> Row:
-    """A row without sampled tokens, for a group of which no chain is trained: verl expects rows of every group."""
-    return Row(
-        chain=0,
-        segment=0,
-        index=0,
-        tokens=np.zeros(2, np.int32),
-        start=1,
-        mask=np.zeros(1, np.bool_),
-        logprobs=np.zeros(1, np.float32),
-        versions=(version, version),
-        num_turns=0,
-        reward=0.0,
+def compute_row_advantages(
+    groups: Sequence[Group],
+    uids: Sequence[str],
+    keys: Sequence[str],
+    fields: Mapping[str, Sequence[Floats]],
+    *,
+    config: TrainConfig,
+    kl_coef: float,
+) -> RowAdvantages:
+    """The advantages of the rows `keys`, 0 on tokens the model did not sample and on padding rows.
+
+    uids: verl's ids of the groups, by group number. fields: response_mask, rollout_log_probs, old_log_probs and, where
+    the configuration needs them, ref_log_prob and values; one [response] array per row.
+    """
+    places = {key: place for place, key in enumerate(keys)}
+    names: list[str] = []  # of all segments, in the order in which `compute_samples` asks for their scores
+    rows: dict[str, tuple[Row, int]] = {}  # the row of a segment with sampled tokens, and its place in `keys`
+    for group in groups:
+        for chain in (episode.trajectory for episode in group.episodes):
+            names += [f"{chain.id}#{number}" for number in range(len(chain.segments))]
+            for row in build_rows(chain):
+                rows[f"{chain.id}#{row.segment}"] = row, places[row.key(uids[chain.group])]
+
+    def read_scores(field: str, segments: Sequence[SegmentArrays], temperature: float = 1.0) -> list[Floats]:
+        """What verl computed, as one [tokens] array per segment."""
+        out = [np.zeros(len(segment.tokens), np.float32) for segment in segments]
+        for name, values in zip(names, out, strict=True):
+            if name in rows:
+                row, place = rows[name]
+                values[row.response] = np.where(row.mask, fields[field][place], 0.0)
+        return out
+
+    learner: Any = SimpleNamespace(
+        score=partial(read_scores, "old_log_probs"),
+        score_reference=partial(read_scores, "ref_log_prob"),
+        values=partial(read_scores, "values"),
     )
+    samples = compute_samples(groups, learner, config, kl_coef)
+    masks = fields["response_mask"]
+    advantages = [np.zeros(len(mask), np.float32) for mask in masks]
+    returns = [np.zeros(len(mask), np.float32) for mask in masks]
+    learner_logprobs = {}
+    for sample in samples:
+        row, place = rows[sample.name]
+        advantages[place] = sample.advantages[row.response]
+        if sample.returns is not None:
+            returns[place] = sample.returns[row.response]
+        learner_logprobs[sample.name] = fields["old_log_probs"][place][row.mask]
+    return RowAdvantages(samples, learner_logprobs, advantages, returns)
 
 
-def nest(values: Sequence[npt.NDArray[Any]]) -> torch.Tensor:
-    """Arrays of different lengths as one nested tensor [rows, response]."""
-    rows = [torch.from_numpy(np.ascontiguousarray(each, np.float32)) for each in values]
-    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+def measure_mismatch(
+    fields: Mapping[str, Sequence[Floats]], config: TrainConfig
+) -> tuple[dict[str, float], list[Floats] | None]:
+    """Metrics of the sampled tokens before the update, from the fields of `compute_row_advantages`.
+
+    Also returns the factors of the importance-sampling correction on the loss, one [response] array per row; None
+    without one.
+    """
+    masks = fields["response_mask"]
+    sampled = np.concatenate(masks) > 0  # [tokens of all rows]
+    flat = {name: torch.from_numpy(np.concatenate(values)[sampled]) for name, values in fields.items()}
+    old, sampler = flat["old_log_probs"], flat["rollout_log_probs"]
+    metrics = {
+        "policy/tokens": float(len(old)),
+        "policy/mismatch_kl": float(kl_divergence(sampler, old, "k3").mean()),
+        "policy/mismatch_max": float((old - sampler).abs().max()),
+    }
+    if "ref_log_prob" in flat:
+        metrics["policy/kl"] = float(kl_divergence(old, flat["ref_log_prob"], config.kl.estimator).mean())
+    if config.loss.correction is None:
+        return metrics, None
+    lengths = [len(mask) for mask in masks]
+    factors, corrected = correction_weights(
+        old,
+        sampler,
+        torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths)[sampled]),
+        num_sequences=len(lengths),
+        correction=config.loss.correction,  # type: ignore[arg-type]
+        cap=config.loss.correction_cap,
+    )
+    metrics["policy/correction_weight"] = float(factors.mean())
+    metrics["policy/corrected"] = float(corrected.float().mean())
+    whole = np.ones(len(sampled), np.float32)
+    whole[sampled] = factors.numpy()
+    return metrics, np.split(whole, np.cumsum(lengths)[:-1])

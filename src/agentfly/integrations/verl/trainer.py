@@ -26,21 +26,17 @@ from verl.utils.debug import marked_timer
 from verl.utils.metric import reduce_metrics
 from verl.utils.py_functional import rename_dict
 
-from agentfly.algorithms.base import Episode
 from agentfly.algorithms.kl import KLController
 from agentfly.errors import WeightSyncError
 from agentfly.evaluation.summary import ChainResult, summarize
-from agentfly.integrations.verl.advantages import compute_row_advantages
 from agentfly.integrations.verl.backend import ResilientAsyncClient, ResilientClient
 from agentfly.integrations.verl.config import STATE_FILE, JobSpec, list_checkpoints
 from agentfly.integrations.verl.manager import RolloutManager
-from agentfly.integrations.verl.recorder import FinishedGroup
-from agentfly.integrations.verl.rows import nest
+from agentfly.integrations.verl.recorder import RunRecorder
+from agentfly.integrations.verl.rows import RowAdvantages, compute_row_advantages, measure_mismatch, nest
 from agentfly.integrations.verl.training_workers import ColocatedWorker, ScheduledWorker, SeparateWorker
 from agentfly.runs import EvalFigures, Progress
 from agentfly.runs.files import write_atomic
-from agentfly.segment import Floats
-from agentfly.training.batch import Sample
 from agentfly.training.optimizer import LRSchedule
 from agentfly.training.rollout_batch import (
     RolloutBatch,
@@ -60,12 +56,13 @@ SERVER_SECONDS = 10.0
 POLL_SECONDS = 0.25
 """Interval at which the queue is asked for finished groups; verl's is 2 s."""
 _UPDATE_PHASES = ("old_log_prob", "ref", "values", "adv", "update_critic", "update_actor")
+_SAME_NAMES = ("grad_norm", "entropy", "ratio", "approx_kl", "clip_low", "clip_high", "clip_dual")
 _METRIC_NAMES = {
-    "actor/pg_loss": "policy/loss_policy", "actor/grad_norm": "policy/grad_norm", "actor/entropy": "policy/entropy",
-    "actor/ratio": "policy/ratio", "actor/approx_kl": "policy/approx_kl", "actor/clip_low": "policy/clip_low",
-    "actor/clip_high": "policy/clip_high", "actor/clip_dual": "policy/clip_dual", "critic/vf_loss": "critic/loss",
+    **{f"actor/{name}": f"policy/{name}" for name in _SAME_NAMES},
+    "actor/pg_loss": "policy/loss_policy",
+    "critic/vf_loss": "critic/loss",
     "critic/grad_norm": "critic/grad_norm",
-}  # fmt: skip
+}
 """Names of verl's metrics → those of a local run. All others are written as `verl/NAME`."""
 
 
@@ -74,28 +71,29 @@ class AgentFlyTrainer:
 
     config: Any
     global_steps: int
+    rollout: RolloutManager
+    """Set before `fit`."""
 
-    def __init__(self, config: Any, spec: JobSpec) -> None:
+    def __init__(self, config: Any, spec: JobSpec, recorder: RunRecorder) -> None:
         super().__init__(config)  # type: ignore[call-arg]
         self.replay_buffer.poll_interval = POLL_SECONDS  # type: ignore[attr-defined]
-        self._spec = spec
+        self._recorder = recorder
         self._plan = spec.make_plan()
         self._train_config = self._plan.config
         self._kl = KLController(self._train_config.kl.coef, self._train_config.kl.target)
         self._best: tuple[float, int] | None = None
         """Mean reward of the best evaluation, and the step it followed."""
         optimizer = self._train_config.optimizer
-        self._schedule = LRSchedule(
-            optimizer.learning_rate, optimizer.warmup_steps, optimizer.schedule, self._train_config.steps
-        )
-        self._chains: list[Trajectory] = []
-        """All chains of this step, including those that are not trained."""
-        self._groups: list[FinishedGroup] = []
-        self._samples: list[Sample] = []
-        self._selection = Selection()
+        steps = self._train_config.steps
+        self._schedule = LRSchedule(optimizer.learning_rate, optimizer.warmup_steps, optimizer.schedule, steps)
+        self._uids: list[str] = []
+        """verl's ids of the groups of this step, by group number."""
+        self._batch = RolloutBatch((), Selection())
+        """The chains of this step."""
+        self._computed: RowAdvantages | None = None
+        """None in a step that trains nothing."""
         self._own_metrics: dict[str, float] = {}
         self._step_ended = self._save_seconds = 0.0
-        self.rollout: RolloutManager | None = None
 
     # ── verl's hooks ──
 
@@ -133,7 +131,7 @@ class AgentFlyTrainer:
     def _reissue_inflight_prompts(self, partition_id: str = "train") -> int:
         """Run groups again that were started and not trained when the checkpoint was written.
 
-        verl would train on finished rows of them; their chains were only in the memory of the recorder.
+        verl would train on finished rows of them; their chains were only in the memory of this process.
         """
         listed = (tq.kv_list(partition_id) or {}).get(partition_id, {})
         started = {key: {**tag, "status": "pending"} for key, tag in listed.items() if tag.get("is_prompt")}
@@ -144,8 +142,7 @@ class AgentFlyTrainer:
     def on_train_begin(self) -> None:
         super().on_train_begin()  # type: ignore[misc]
         if self.global_steps == 1 and self._plan.eval_tasks:
-            evaluation = self._evaluate(step=0)
-            self._write_step(0, evaluation=evaluation, metrics={}, seconds={})
+            self._recorder.write_step(0, self._batch, evaluation=self._evaluate(step=0))
         self._step_ended = time.perf_counter()
 
     def on_step_end(self) -> None:
@@ -165,11 +162,10 @@ class AgentFlyTrainer:
 
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> Any:
         """Sample, score and train one batch of groups."""
-        self._progress("generate")
+        self._recorder.report_progress(Progress("generate"))
         trainer: Any = self
         with marked_timer("gen", timing_raw):
             trainer.on_sample_begin()
-            assert self.rollout is not None
             try:
                 batch, sample_metrics = trainer.replay_buffer.sample(
                     global_steps=self.global_steps, partition_id="train", batch_size=sample_batch_size
@@ -179,7 +175,7 @@ class AgentFlyTrainer:
             metrics.update(sample_metrics)
             batch.extra_info["temperature"] = self._train_config.sampling.temperature
             trainer.on_sample_end()
-        self._progress("update")
+        self._recorder.report_progress(Progress("update"))
         self._take_groups(batch)
         if all(tag.get("is_padding") for tag in batch.tags):  # no group has reward variance: nothing to learn from
             trainer.actor_rollout_wg.skip_update()
@@ -205,27 +201,31 @@ class AgentFlyTrainer:
             batch = self._update(batch, metrics, role="actor")
         self._own_metrics["policy/learning_rate"] = self._schedule.at(self.global_steps - 1)  # verl reports the next
         if "policy/kl" in self._own_metrics:
-            self._kl.update(self._own_metrics["policy/kl"], len(self._chains))
+            self._kl.update(self._own_metrics["policy/kl"], len(self._batch.trajectories))
         return batch
 
     def _take_groups(self, batch: Any) -> None:
-        """Get the chains of the step from the recorder, numbered as in a local run, and select those to train."""
+        """Get the chains of the step, numbered as in a local run, and select those to train."""
         config = self._train_config
-        uids = sorted({key.rsplit("_", 2)[0] for key in batch.keys})
-        oldest = self.global_steps - config.async_training.max_staleness
-        self._groups = ray.get(self._spec.recorder.take_groups.remote(uids, oldest))
-        self._chains = [
-            replace(chain, group=number) for number, group in enumerate(self._groups) for chain in group.chains
-        ]
-        self._selection = select_chains(self._chains, config)
-        # In a fixed order: that of the queue depends on which group ended first, and with it the rounding of sums.
-        numbers = {group.request.uid: number for number, group in enumerate(self._groups)}
-        parts = [key.rsplit("_", 2) for key in batch.keys]
-        order = [(numbers[uid], int(chain), int(index)) for uid, chain, index in parts]
-        batch.reorder(sorted(range(len(order)), key=order.__getitem__))
-        self._samples = []
+        uids = {key.rsplit("_", 2)[0] for key in batch.keys}
+        groups = self.rollout.take_groups(uids, oldest=self.global_steps - config.async_training.max_staleness)
+        chains = [replace(chain, group=number) for number, group in enumerate(groups) for chain in group.chains]
+        greedy = [replace(group.greedy, group=number) for number, group in enumerate(groups) if group.greedy]
+        self._uids = [group.request.uid for group in groups]
+        self._batch = RolloutBatch(
+            tuple(chains),
+            select_chains(chains, config),
+            select_greedy(greedy, config) if config.algorithm.needs_greedy else None,
+            leased=max(group.leased for group in groups),
+            waiting=max(group.waiting for group in groups),
+        )
+        self._computed = None
         self._own_metrics = {}
-        require_trainable(self.global_steps, self._chains)
+        # In a fixed order: that of the queue depends on which group ended first, and with it the rounding of sums.
+        parts = [key.rsplit("_", 2) for key in batch.keys]
+        order = [(self._uids.index(uid), int(chain), int(index)) for uid, chain, index in parts]
+        batch.reorder(sorted(range(len(order)), key=order.__getitem__))
+        require_trainable(self.global_steps, chains)
 
     def _check_weights(self, batch: Any, metrics: Mapping[str, Any]) -> None:
         """Raise WeightSyncError where the servers did not sample with the weights that are being trained."""
@@ -246,20 +246,13 @@ class AgentFlyTrainer:
         names += ["values"] if self.use_critic else []  # type: ignore[attr-defined]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
         fields = {name: [each.float().numpy() for each in data[name].unbind()] for name in names}
-        greedy: dict[int, Episode] | None = None
-        if self._train_config.algorithm.needs_greedy:
-            chains = [replace(group.greedy, group=number) for number, group in enumerate(self._groups) if group.greedy]
-            greedy = select_greedy(chains, self._train_config)
-        groups = RolloutBatch(tuple(self._chains), self._selection, greedy).groups
-        uids = [group.request.uid for group in self._groups]
-        computed = compute_row_advantages(
-            groups, uids, batch.keys, fields, config=self._train_config, kl_coef=self._kl.coef
+        self._computed = compute_row_advantages(
+            self._batch.groups, self._uids, batch.keys, fields, config=self._train_config, kl_coef=self._kl.coef
         )
-        self._samples = computed.samples
-        self._own_metrics |= computed.metrics
-        out = {"advantages": nest(computed.advantages), "returns": nest(computed.returns)}
-        if computed.correction is not None:
-            out["rollout_is_weights"] = nest(computed.correction)
+        out = {"advantages": nest(self._computed.advantages), "returns": nest(self._computed.returns)}
+        self._own_metrics, correction = measure_mismatch(fields, self._train_config)
+        if correction is not None:
+            out["rollout_is_weights"] = nest(correction)
         return tq.kv_batch_put(
             keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(out, batch_size=len(batch.keys))
         )
@@ -305,7 +298,7 @@ class AgentFlyTrainer:
         due = self._plan.eval_tasks and (last or (every is not None and step % every == 0))
         evaluation = self._evaluate(step) if due else None
         seconds = {
-            **split_seconds(self._chains, timing_raw.get("gen", 0.0)),
+            **split_seconds(self._batch.trajectories, timing_raw.get("gen", 0.0)),
             "update": sum(timing_raw.get(phase, 0.0) for phase in _UPDATE_PHASES),
             "publish": timing_raw.get("update_weights", 0.0),
             "evaluate": time.perf_counter() - start,
@@ -320,79 +313,55 @@ class AgentFlyTrainer:
             for name, value in metrics.items()
             if isinstance(value, int | float | np.number)
         }
-        assert self.rollout is not None
         rollout_seconds = elapsed if config.async_training.max_staleness else max(timing_raw.get("gen", 0.0), 1e-9)
-        figures |= self._own_metrics
+        sampled = sum(each.sampled_tokens for each in self._batch.trajectories)
+        figures |= {
+            **self._own_metrics,
+            "rollout/reruns": float(self.rollout.reruns),
+            "throughput/tokens_per_second": sampled / rollout_seconds,
+        }
         if "policy/clip_low" in figures:
             figures["policy/clip_fraction"] = figures["policy/clip_low"] + figures["policy/clip_high"]
-        figures |= self._selection.metrics
-        figures |= {
-            "rollout/reruns": float(self.rollout.reruns),
-            "throughput/tokens_per_second": sum(each.sampled_tokens for each in self._chains) / rollout_seconds,
-        }
-        self._write_step(step, evaluation=evaluation, metrics=figures, seconds=seconds)
+        self._recorder.write_step(
+            step,
+            self._batch,
+            self._computed,
+            metrics=figures,
+            seconds=seconds,
+            evaluation=evaluation,
+            tools=self.rollout.tools,
+        )
         best = evaluation is not None and self._best is not None and self._best[1] == step
         if last or best or step % config.checkpoint.every == 0:
-            self._progress("save")
+            self._recorder.report_progress(Progress("save"))
             self._save_checkpoint()
         self._save_seconds = time.perf_counter() - now
 
     def _evaluate(self, step: int) -> tuple[list[Trajectory], EvalFigures]:
         """Run the held-out tasks, and track the best step."""
-        self._progress("evaluate")
-        assert self.rollout is not None
+        self._recorder.report_progress(Progress("evaluate"))
         tasks = self._plan.eval_tasks
+        chains: list[Trajectory] = []
+        results: list[ChainResult] = []
+        for group in self.rollout.evaluate(len(tasks), step):
+            for chain in (*group.chains, group.greedy):
+                if chain is not None:
+                    chains.append(chain)
+                    results.append(ChainResult.from_trajectory(chain, greedy=chain is group.greedy))
         count = self._train_config.evaluation.chains
-        chains = self.rollout.evaluate(len(tasks), f"eval-{step}")
-        results = [ChainResult.from_trajectory(each, greedy=each.chain >= count) for each in chains]
         evaluation = summarize(tasks, results, chains=count, threshold=1.0, zero=True, by=())
         if self._best is None or evaluation.reward.mean > self._best[0]:
             self._best = (evaluation.reward.mean, step)
         return chains, evaluation.figures
 
-    def _write_step(
-        self,
-        step: int,
-        *,
-        evaluation: tuple[list[Trajectory], EvalFigures] | None,
-        metrics: Mapping[str, float],
-        seconds: Mapping[str, float],
-    ) -> None:
-        advantages: dict[str, list[Floats]] = {}
-        logprobs: dict[str, Floats] = {}
-        for sample in self._samples:
-            assert sample.old_logprobs is not None
-            logprobs[sample.name] = sample.old_logprobs[sample.segment.mask]
-            advantages.setdefault(sample.name.partition("#")[0], []).append(sample.advantages)
-        pools = [(group.leased, group.waiting) for group in self._groups] or [(0, 0)]
-        written = self._spec.recorder.write_step.remote(
-            step,
-            self._chains,
-            advantages,
-            metrics=metrics,
-            seconds=seconds,
-            learner_logprobs=logprobs,
-            evaluation=evaluation,
-            pools=(max(each[0] for each in pools), max(each[1] for each in pools)),
-        )
-        ray.get(written)
-
-    def _progress(self, phase: str) -> None:
-        self._spec.recorder.report_progress.remote(Progress(phase))
-
     def _save_checkpoint(self) -> None:
         """Save verl's checkpoint, then ours beside it, which makes it complete; remove those that are not retained."""
         super()._save_checkpoint()  # type: ignore[misc]
         folder = Path(self.config.trainer.default_local_dir)
-        state = {
-            "step": self.global_steps,
-            "kl": self._kl.state_dict(),
-            "best": self._best,
-            "seed": self._train_config.seed,
-        }
+        seed = self._train_config.seed
+        state = {"step": self.global_steps, "kl": self._kl.state_dict(), "best": self._best, "seed": seed}
         write_atomic(folder / f"global_step_{self.global_steps}" / STATE_FILE, json.dumps(state).encode())
         keep = list_checkpoints(folder)[-self._train_config.checkpoint.keep :]
-        best = None if self._best is None else self._best[1]
         for step in list_checkpoints(folder):
-            if step not in keep and step != best:
+            if step not in keep and (self._best is None or step != self._best[1]):
                 shutil.rmtree(folder / f"global_step_{step}")

@@ -1,22 +1,80 @@
-"""verl's training processes with our loss, learning-rate schedule and embedded engine."""
+"""verl's training processes with our loss, learning-rate schedule and embedded engine.
+
+Importing this module enters the losses in verl's registry, one per surrogate: surrogates, clipping and averaging are
+those of a local run.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from typing import Any
+from functools import partial
+from typing import Any, get_args
 
 import torch
+from torch import Tensor
 from transformers import AutoModelForTokenClassification
 from verl.experimental.separation.engine_workers import DetachActorWorker
 from verl.single_controller.base.decorator import Dispatch, register
+from verl.trainer.ppo.core_algos import register_policy_loss
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithValueHead
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
-from agentfly.integrations.verl import engine, loss
-from agentfly.integrations.verl.config import SCHEDULE_VARIABLE
+import agentfly.integrations.verl.engine  # noqa: F401 (enters it in verl's registries)
+from agentfly.algorithms.loss import Loss, Surrogate, TokenBatch
+from agentfly.integrations.verl.config import NAME, NO_DUAL_CLIP, SCHEDULE_VARIABLE
 from agentfly.training.optimizer import LRSchedule
+
+
+def compute_policy_loss(
+    old_log_prob: Tensor,
+    log_prob: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    *,
+    loss_agg_mode: str,
+    config: Any,
+    rollout_is_weights: Tensor | None,
+    surrogate: Surrogate,
+) -> tuple[Tensor, dict[str, float]]:
+    """The loss of a micro-batch; all tensors are [rows, response].
+
+    verl averages gradients over the data-parallel ranks, hence the factor dp_size. `rollout_is_weights` are the
+    factors of our importance-sampling correction.
+    """
+    mask = response_mask.bool()
+    batch = config.global_batch_info
+    lengths = mask.sum(-1)  # [rows]
+    rows = batch["global_batch_size"]
+    divisor = {
+        "token-mean": batch["batch_num_tokens"],
+        "seq-mean-token-mean": rows * lengths.clamp(min=1),
+        "seq-mean-token-sum-norm": rows * (batch["loss_scale_factor"] or 1),
+    }[loss_agg_mode]
+    row_weights = batch["dp_size"] / divisor * torch.ones_like(lengths, dtype=torch.float32)
+    weights = row_weights[:, None].expand_as(mask)[mask]
+    if rollout_is_weights is not None:
+        weights = weights * rollout_is_weights[mask]
+    dual = () if config.clip_ratio_c >= NO_DUAL_CLIP else (config.clip_ratio_c,)
+    clip = (config.clip_ratio_low, config.clip_ratio_high, *dual) if surrogate != "plain" else (0.2, 0.2)
+    old = old_log_prob[mask]
+    tokens = TokenBatch(
+        logprobs=log_prob[mask],
+        old_logprobs=old,
+        sampler_logprobs=old,  # the mismatch is measured by the trainer
+        advantages=advantages[mask],
+        weights=weights,
+        sequence_ids=torch.arange(len(mask), device=mask.device)[:, None].expand_as(mask)[mask],
+        num_sequences=len(mask),
+    )
+    total, measured = Loss(surrogate=surrogate, clip=clip)(tokens)
+    names = ("ratio", "approx_kl", "clip_low", "clip_high", "clip_dual")
+    return total, {f"actor/{name}": float(measured[name]) / max(len(old), 1) for name in names if name in measured}
+
+
+for _surrogate in get_args(Surrogate):
+    register_policy_loss(f"{NAME}-{_surrogate}")(partial(compute_policy_loss, surrogate=_surrogate))
 
 
 @EngineRegistry.register(model_type="value_model", backend="fsdp2", device="cuda", vendor="cpu")
@@ -53,14 +111,12 @@ class ScheduledWorker(TrainingWorker):  # type: ignore[misc]
 
 
 class _AgentFlyWorker:
-    """A training process with our loss and engine in verl's registries."""
+    """A training process with our schedule, and on CPUs with a process group of its own."""
 
     actor_worker_cls = ScheduledWorker
     actor: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        engine.register()
-        loss.register()
         super().__init__(*args, **kwargs)
         if os.environ.get("VERL_PLATFORM") == "cpu" and not torch.distributed.is_initialized():
             torch.set_num_threads(1)
