@@ -195,8 +195,9 @@ class DirectTransfer(CheckpointEngine):  # type: ignore[misc]
 
     async def receive_weights(self, global_steps: int | None = None) -> AsyncIterator[tuple[str, Any]]:
         """Nothing: the servers have them already."""
-        for weight in ():
-            yield weight
+        no_weights: list[tuple[str, Any]] = []
+        for each in no_weights:
+            yield each
 
 
 RolloutReplicaRegistry.register(NAME, lambda: EngineReplica)
