@@ -106,7 +106,7 @@ verl: $(VERL)/.installed  ## test training on verl over two Ray nodes on a CPU, 
 	@$(VERL_TEST) -n 2 --dist loadfile $(VERL_CORE)
 	@$(VERL_TEST) -m verl tests/verl
 
-verl-full: $(VERL)/.installed  ## the same with resume, doctor, asynchronous rollout, a critic, and the death of a rank, a node and the balancer
+verl-full: $(VERL)/.installed  ## the same with resume, doctor, asynchronous rollout, a critic, and the death of the trainer, a rank, a node and the balancer
 	@$(VERL)/bin/agentfly models prepare tiny
 	@$(VERL_TEST) -m "verl or verl_full" tests/verl
 

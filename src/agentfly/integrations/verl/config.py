@@ -251,7 +251,7 @@ def build_settings(
         f"{rollout}.log_prob_use_dynamic_bsz": True,
         f"{rollout}.log_prob_max_token_len_per_gpu": config.micro_batch_tokens,
         f"{rollout}.seed": config.seed,
-        "reward.num_workers": 1,  # rewards are computed by our chains
+        "reward.num_workers": 0,  # rewards are computed by our chains
         # ── trainer ──
         "trainer.device": device,
         "trainer.nnodes": cluster.nodes,

@@ -13,6 +13,7 @@ import pickle
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import ray
@@ -199,15 +200,15 @@ class RolloutManager:
 
     async def _run_for_verl(self, request: GroupRequest) -> None:
         """Run a group that verl waits for. An error ends verl's waiting, and the trainer raises it."""
-        status = "finished"
+        put = partial(asyncio.to_thread, tq.kv_put, key=request.uid, partition_id="train")
         try:
             group = await self._run_group(request)
             self._finished[request.uid] = group
             self._on_progress(Progress("generate", len(self._finished), 0, group.leased, group.waiting))
+            await put(tag={"status": "finished"})
         except Exception as error:
             self._error = self._error or error
-            status = "failure"
-        await asyncio.to_thread(tq.kv_put, key=request.uid, partition_id="train", tag={"status": status})
+            await put(tag={"status": "failure"})
 
     async def _run_group(self, request: GroupRequest) -> FinishedGroup:
         """Run a group on the worker with the fewest groups, and again on another one if that worker dies."""
