@@ -52,6 +52,7 @@ INTEGRATION: tuple[str, ...] = (
     "test_recipes.py",
     "test_wheel.py",
     "training",
+    "verl",
 )
 
 _PROCESS_EVENTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.system"}

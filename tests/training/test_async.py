@@ -38,10 +38,7 @@ TASKS = [Task.of({"question": f"say something about {number}", "number": number}
 HELD_OUT = [Task.of({"question": f"say something about {number}", "number": number}, "") for number in range(90, 93)]
 
 
-@pytest.fixture(autouse=True)
-def environment(small_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VOWELS_MODEL", str(small_model))
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("vowels_model")
 
 
 def plan_of(score: Any, small_model: Path, *, eval_tasks: Any = (), **fields: Any) -> TrainPlan:

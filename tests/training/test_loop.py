@@ -25,15 +25,25 @@ from agentfly.training.trainer import Trainer
 from tests.commands import fork
 
 RECIPE = Path(__file__).with_name("recipe_vowels.py")
-QUIET = {"loggers": ()}
 NOISE = ("time/", "chain/seconds", "throughput/", "update/seconds", "environments/", "policy/mismatch")
 """What a step took; and the last digit of what the engine computed, which depends on who was in the batch."""
 
 
-@pytest.fixture(autouse=True)
-def environment(small_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VOWELS_MODEL", str(small_model))
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("vowels_model")
+
+
+@pytest.fixture(scope="module")
+def finished(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three steps with all its checkpoints; a test that changes it copies it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VOWELS_MODEL", str(small_model))
+        return run(tmp_path_factory.mktemp("finished") / "run", "steps=3", "checkpoint.keep=3").path
+
+
+@pytest.fixture
+def copied(finished: Path, tmp_path: Path) -> Path:
+    """A copy of the finished run."""
+    return Path(shutil.copytree(finished, tmp_path / "run"))
 
 
 def run(folder: Path, *changes: str) -> RunDirectory:
@@ -102,8 +112,8 @@ def test_every_setting_runs_and_leaves_a_complete_run(tmp_path: Path, changes: l
     assert directory.curve.is_file()
 
 
-def test_contents_of_a_run_directory(tmp_path: Path, small_model: Path) -> None:
-    directory = run(tmp_path / "run", "steps=3")
+def test_contents_of_a_run_directory(finished: Path, small_model: Path) -> None:
+    directory = RunDirectory(finished)
     assert directory.config["optimizer"]["learning_rate"] == 2e-2
     records = directory.records()
     assert [record.step for record in records] == [0, 1, 2, 3]
@@ -134,6 +144,7 @@ EVERYTHING = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow_smoke
 @pytest.mark.parametrize("changes", [EVERYTHING, ["lora_rank=4"]], ids=["ppo and all weights", "grpo and lora"])
 def test_killed_run_resumes_bit_for_bit(tmp_path: Path, changes: list[str]) -> None:
     """Kill -9 at random moments, and resume until the run is finished."""
@@ -182,9 +193,8 @@ def _steps(folder: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def test_finished_run_is_not_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(tmp_path / "run", "steps=1")
-    resume_run(tmp_path / "run", None)
+def test_finished_run_is_not_resumed(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    resume_run(finished, None)
     assert "is finished" in " ".join(capsys.readouterr().out.split())
 
 
@@ -201,24 +211,22 @@ def test_finished_run_goes_on_with_more_steps(tmp_path: Path) -> None:
     ("change", "said"),
     [
         ("optimizer.learning_rate=1", "its steps so far were trained with the first value.*may change steps, gpus"),
-        ("steps=1", "has completed 2 steps: steps=1 is fewer"),
+        ("steps=1", "has completed 3 steps: steps=1 is fewer"),
         ("optimizer.schedule=linear", "was started with optimizer.schedule='constant'"),
     ],
 )
-def test_resume_refuses_changes_that_are_not_safe(tmp_path: Path, change: str, said: str) -> None:
-    run(tmp_path / "run", "steps=2")
+def test_resume_refuses_changes_that_are_not_safe(finished: Path, change: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        resume_run(tmp_path / "run", None, [change])
+        resume_run(finished, None, [change])
 
 
 @pytest.mark.parametrize("phase", ["rollout", "update", "evaluate"])
 async def test_cancelled_run_resumes_with_the_same_result(
-    tmp_path: Path, phase: str, monkeypatch: pytest.MonkeyPatch
+    finished: Path, tmp_path: Path, phase: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cancel the second step in each phase: a rollout is abandoned, an update finished, an evaluation left out."""
     changes = {"steps": 3, "checkpoint.every": 10, "loggers": ()}
     plan = plan_recipe(Recipe(RECIPE), changes)
-    await Trainer(plan, tmp_path / "whole").run()
     trainer = Trainer(plan, tmp_path / "run")
     running = asyncio.create_task(trainer.run())
     reached = trainer._loggers.progress
@@ -237,7 +245,7 @@ async def test_cancelled_run_resumes_with_the_same_result(
     await Trainer(plan, tmp_path / "run", resume=True).run()
     trained = [
         [{name: value for name, value in each.items() if not name.startswith("eval/")} for each in figures(run)]
-        for run in (RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "run"))
+        for run in (RunDirectory(finished), RunDirectory(tmp_path / "run"))
     ]
     assert trained[0] == trained[1]
 
@@ -269,24 +277,21 @@ def test_more_steps_stretch_a_schedule_that_ends(tmp_path: Path, caplog: pytest.
     assert "optimizer.schedule=linear is stretched from 2 to 4 steps: the learning rate continues at 0.2" in caplog.text
 
 
-def test_run_can_resume_from_an_earlier_step(tmp_path: Path) -> None:
-    whole = figures(run(tmp_path / "run", "steps=3", "checkpoint.keep=3"))
-    resume_run(tmp_path / "run", 1)
-    assert figures(RunDirectory(tmp_path / "run")) == whole
+def test_run_can_resume_from_an_earlier_step(finished: Path, copied: Path) -> None:
+    resume_run(copied, 1)
+    assert figures(RunDirectory(copied)) == figures(RunDirectory(finished))
 
 
-def test_resumed_run_that_is_killed_again_is_unfinished(tmp_path: Path) -> None:
-    directory = run(tmp_path / "run", "steps=2", "checkpoint.keep=2")
-    RunWriter.resume(directory.path, 1).close()
-    assert not directory.report.exists()
+def test_resumed_run_that_is_killed_again_is_unfinished(copied: Path) -> None:
+    RunWriter.resume(copied, 1).close()
+    assert not RunDirectory(copied).report.exists()
 
 
-def test_run_stopped_before_its_first_checkpoint_starts_over(tmp_path: Path) -> None:
-    whole = figures(run(tmp_path / "run", "steps=2"))
-    shutil.rmtree(tmp_path / "run" / "checkpoints")
-    (tmp_path / "run" / "report.html").unlink()
-    resume_run(tmp_path / "run", None)
-    assert figures(RunDirectory(tmp_path / "run")) == whole
+def test_run_stopped_before_its_first_checkpoint_starts_over(finished: Path, copied: Path) -> None:
+    shutil.rmtree(copied / "checkpoints")
+    (copied / "report.html").unlink()
+    resume_run(copied, None)
+    assert figures(RunDirectory(copied)) == figures(RunDirectory(finished))
 
 
 def test_unusable_row_is_reported_before_the_first_step(tmp_path: Path) -> None:
@@ -318,25 +323,21 @@ def test_step_without_gradient_counts_in_the_schedule(tmp_path: Path) -> None:
     assert [record.metrics.get("policy/learning_rate") for record in records[1:]] == pytest.approx([0.2, 0.1])
 
 
-def test_second_run_in_the_same_folder_is_rejected(tmp_path: Path) -> None:
-    run(tmp_path / "run", "steps=1")
+def test_second_run_in_the_same_folder_is_rejected(finished: Path) -> None:
     with pytest.raises(ConfigError, match="has a run already"):
-        run(tmp_path / "run", "steps=1")
+        run(finished, "steps=1")
 
 
-def test_a_resume_skips_a_damaged_checkpoint_and_a_stray_folder(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    run(tmp_path / "run", "steps=2")
-    (tmp_path / "run" / "report.html").unlink()
-    (tmp_path / "run" / "checkpoints" / "step-000002" / "trainer.json").write_text("{}")
-    stray = tmp_path / "run" / "checkpoints" / "step-000009"
+def test_a_resume_skips_a_damaged_checkpoint_and_a_stray_folder(copied: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (copied / "report.html").unlink()
+    (copied / "checkpoints" / "step-000003" / "trainer.json").write_text("{}")
+    stray = copied / "checkpoints" / "step-000009"
     stray.mkdir()
-    resume_run(tmp_path / "run", None)
-    assert "step-000002 is not a valid checkpoint" in caplog.text
+    resume_run(copied, None)
+    assert "step-000003 is not a valid checkpoint" in caplog.text
     assert "step-000009 is not a valid checkpoint" in caplog.text
     assert stray.is_dir()
-    assert [record.step for record in RunDirectory(tmp_path / "run").records()][-1] == 2
+    assert [record.step for record in RunDirectory(copied).records()][-1] == 3
 
 
 @pytest.mark.parametrize(
