@@ -157,6 +157,7 @@ def test_environment_of_another_package_is_listed_played_and_checked(installed: 
     assert "expert" in checked.stdout
 
 
+@pytest.mark.slow_smoke
 def test_scaffolded_environment_and_recipe_are_listed_after_an_editable_install(tmp_path: Path) -> None:
     write_files("gold_rush", tmp_path / "gold")
     options = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--prefix", str(tmp_path / "prefix")]

@@ -121,6 +121,7 @@ print(f"\\n{json.dumps(statuses)}")
 """All commands one after another in one process, which imports torch once; it prints their exit statuses last."""
 
 
+@pytest.mark.slow_smoke
 @pytest.mark.timeout(600)
 def test_commands_leave_nothing_outside_their_output_and_the_cache(tmp_path: Path, small_model: Path) -> None:
     folders = {name: tmp_path / name for name in ("work", "home", "cache", "tmp", "runtime", "allowed")}

@@ -84,7 +84,10 @@ def test_commands_of_the_docs_are_accepted_by_torchrun() -> None:
     ("ranks", "how", "failure"),
     [
         (2, "kill", r"RuntimeError: .*Connection (closed|reset) by peer"),
-        (3, "raise", "RankError: rank 1 failed: BackendFault: the engine of rank 1 is gone"),
+        pytest.param(
+            *(3, "raise", "RankError: rank 1 failed: BackendFault: the engine of rank 1 is gone"),
+            marks=pytest.mark.slow_smoke,
+        ),
     ],
 )
 def test_ranks_compute_what_one_process_computes_and_fail_together(
@@ -148,6 +151,7 @@ def test_training_the_tower_on_several_ranks_is_refused_at_start(monkeypatch: py
         launch_or_join_ranks(TrainConfig(vision=tower))
 
 
+@pytest.mark.slow_smoke
 def test_run_on_two_ranks_equals_the_run_of_one_process(
     tmp_path: Path, small_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

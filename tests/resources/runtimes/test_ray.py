@@ -26,6 +26,8 @@ from tests.fakes import byte_agent, call
 
 ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'agentfly-rl[ray]'")
 
+pytestmark = pytest.mark.slow_smoke
+
 TASK = Task.of("Make it show 7.")
 SMALL = {"object_store_memory": 80 << 20}
 SECOND_CLIENT = """
