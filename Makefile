@@ -63,7 +63,7 @@ quick: $(DEV)  ## run the tests that start no process and no model
 matrix:  ## run the quick tests on every installed Python from 3.11 to 3.13 (or VERSIONS=3.12), each with the core only
 	@$(PYTHON) tests/matrix.py $(VERSIONS)
 
-slow-smoke: $(DEV)  ## build and test the wheel and the docs site, compile the learner, and run the tests that start a browser
+slow-smoke: $(DEV)  ## build and test the wheel and the docs site, compile the learner, and run the tests that start a browser or a cluster, or kill runs
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "slow_smoke and not browser_full and not gateway_full and not mcp_full" \
 		$$(grep -rlE --include='test_*.py' 'slow_smoke|needs_browser' tests)
 

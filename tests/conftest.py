@@ -35,7 +35,6 @@ LONGEST_FIRST = (
     "training/test_sharded.py",
     "conformance/test_prebuilt.py",
     "resources/runtimes/container",
-    "resources/runtimes/test_ray.py",
     "environments/code_judge/test_environment.py",
     "test_recipes.py",
     "conformance/test_check.py",

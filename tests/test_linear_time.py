@@ -46,7 +46,7 @@ from agentfly.tooling import tool
 from agentfly.trajectory import StopReason, Trajectory, TurnRecord
 from agentfly.types import Completion, FinishReason, Message, Task
 
-SIZE = 50_000
+SIZE = 25_000
 RATIO = 3.0
 FLOOR = 0.05
 """Seconds of CPU at 2 * SIZE characters below which a ratio is noise. A quadratic parser needs seconds there."""

@@ -129,9 +129,6 @@ class Template:
             self.closes_turns = self._close_pattern.search(closed, closed.rfind("zQ")) is not None
         self._closers = self.stop_ids if self.closes_turns else None
         self._forms: dict[tuple[object, ...], Form | None] = {}
-        self._needs_rendering = re.compile(
-            "|".join([self.codec.forged.pattern, *map(re.escape, self._renderer.literals)])
-        )
         self._own_marks = "".join(
             set(re.findall("[\ue000-\uf8ff]", source + json.dumps(self.tools, ensure_ascii=False)))
         )
@@ -317,7 +314,9 @@ class Template:
         shape: tuple[object, ...] = (rendering.__name__,)
         for message in messages:
             content = message.content
-            if message.role == "assistant" or not isinstance(content, str) or self._needs_rendering.search(content):
+            if message.role == "assistant" or not isinstance(content, str) or self.codec.forged.search(content):
+                return None
+            if any(literal in content for literal in self._renderer.literals):
                 return None
             contents.append(content)
             shape += (message.role, message.name)

@@ -125,6 +125,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow_smoke
 @pytest.mark.usefixtures("java")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_process_ends_when_the_program_is_killed(how: signal.Signals, tmp_path: Path) -> None:
