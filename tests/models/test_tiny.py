@@ -105,14 +105,7 @@ def test_demonstrations_are_seeded_and_cover_all_strategies() -> None:
     assert {each.answer for each in SHOWN} > values
 
 
-def test_build_shows_its_progress(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("torch", reason="the tiny model is made with torch")
-    (tmp_path / "model").mkdir()
-    tiny.build(tmp_path / "model", tmp_path, steps=2)
-    assert "training the tiny model: 1 of 2, loss" in capsys.readouterr().err
-
-
-def test_build_is_deterministic(tmp_path: Path) -> None:
+def test_build_is_deterministic_and_shows_its_progress(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch = pytest.importorskip("torch", reason="the tiny model is made with torch")
     state, threads = torch.random.get_rng_state(), torch.get_num_threads()
     made = []
@@ -121,6 +114,7 @@ def test_build_is_deterministic(tmp_path: Path) -> None:
         with torch.set_grad_enabled(gradients):
             tiny.build(tmp_path / name, tmp_path, steps=3, seed=seed)
         made.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
+    assert "training the tiny model: 1 of 3, loss" in capsys.readouterr().err
     assert made[0] == made[1]
     assert made[0]["model.safetensors"] != made[2]["model.safetensors"]
     assert torch.equal(state, torch.random.get_rng_state())  # the caller's random numbers are its own
