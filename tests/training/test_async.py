@@ -312,6 +312,7 @@ CHANGES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow_smoke
 def test_killed_run_loses_no_finished_chain(tmp_path: Path) -> None:
     """Kill -9 two steps after a checkpoint, with chains that have finished and are not trained."""
     folder = tmp_path / "run"

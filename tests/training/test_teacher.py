@@ -31,10 +31,7 @@ from tests.training.pieces import piece  # noqa: E402
 RECIPE = Path(__file__).with_name("recipe_vowels.py")
 
 
-@pytest.fixture(autouse=True)
-def environment(small_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VOWELS_MODEL", str(small_model))
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("vowels_model")
 
 
 @pytest.fixture(scope="module")
