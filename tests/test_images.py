@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import gzip
 import io
 import threading
 from collections.abc import Iterator
@@ -40,15 +41,15 @@ def bomb() -> bytes:
     return bytes(data)
 
 
+ANIMATED = encode(picture(8, 8), "GIF", save_all=True, append_images=[picture(8, 8, "blue")])
 BROKEN = {
     "cut off": (encode(picture(64, 64, "blue"))[:-30], "cannot be decoded"),
     "not an image": (b"\x89PNG" + b"x" * 80, "cannot be decoded"),
     "bomb": (bomb(), "cannot be decoded|rejected"),
     "narrow": (encode(picture(20_000, 20)), "20000 x 20 pixels is rejected: one side"),
-    "animated": (
-        encode(picture(8, 8), "GIF", save_all=True, append_images=[picture(8, 8, "blue")]),
-        "2 frames; give one of them",
-    ),
+    "animated": (ANIMATED, "2 frames; give one of them"),
+    "animated, cut off": (ANIMATED[:-19], "cannot be decoded"),
+    "animated, cut off in a header": (ANIMATED[: ANIMATED.rindex(b",") + 5], "cannot be decoded"),
 }
 
 
@@ -57,6 +58,29 @@ def test_bad_image_is_rejected_with_the_reason(name: str) -> None:
     data, reason = BROKEN[name]
     with pytest.raises(DataError, match=reason):
         normalize_image(Image.of(data))
+
+
+def test_reason_is_the_same_in_every_run() -> None:
+    """A model may see it: no address of an object in it."""
+    with pytest.raises(DataError, match=r"it is not a PNG, JPEG, GIF or WebP file, or it is damaged$"):
+        open_image(Image("data:image/png;base64,JVBERi0xLjQ="))
+
+
+@pytest.mark.parametrize("url", ["data:image/svg+xml,<svg/>", "data:image/png;utf8,xyz", "data:"])
+def test_data_uri_without_base64_is_rejected_with_the_reason(url: str) -> None:
+    with pytest.raises(DataError, match="is a data: URI without ';base64,'"):
+        normalize_image(Image(url))
+
+
+def test_type_in_a_data_uri_does_not_matter() -> None:
+    data = base64.b64encode(encode(picture(3, 3), "JPEG")).decode()
+    assert open_image(Image(f"data:text/plain;charset=utf-8;base64,{data}")).size == (3, 3)
+
+
+@pytest.mark.parametrize("mode", ["CMYK", "YCbCr", "HSV", "RGBX", "P", "RGBA"])
+def test_pillow_image_keeps_its_colors(mode: str) -> None:
+    red, green, blue = open_image(Image.of(picture(3, 3).convert(mode))).getpixel((0, 0))
+    assert (red > 250, green, blue) == (True, 0, 0)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (13, 7), (640, 480)])
@@ -164,13 +188,16 @@ def test_body_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.fixture
 def web() -> Iterator[str]:
-    """A server with one image of 30 x 10 pixels; every other path but `/text` is missing."""
+    """A server with one image of 30 x 10 pixels, `/text`, and `/gzip` with an encoding that no client asked for."""
+    files = {"/a.png": encode(picture(30, 10)), "/text": b"not an image", "/gzip": gzip.compress(bytes(1 << 26))}
 
     class Files(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(200 if self.path in ("/a.png", "/text") else 404)
+            self.send_response(200 if self.path in files else 404)
+            if self.path == "/gzip":
+                self.send_header("Content-Encoding", "gzip")
             self.end_headers()
-            self.wfile.write(encode(picture(30, 10)) if self.path == "/a.png" else b"not an image")
+            self.wfile.write(files.get(self.path, b"missing"))
 
         def log_message(self, *_: Any) -> None: ...
 
@@ -189,7 +216,12 @@ async def test_allowed_address_is_fetched_into_the_record(web: str) -> None:
 
 @pytest.mark.parametrize(
     ("path", "reason"),
-    [("/missing", "404"), ("/text", "are not a PNG, JPEG, GIF or WebP image"), ("/a.png", "larger than")],
+    [
+        ("/missing", "404"),
+        ("/text", "are not a PNG, JPEG, GIF or WebP image"),
+        ("/a.png", "larger than"),
+        ("/gzip", r"begin with b'\\x1f\\x8b.* are not a PNG"),  # 64 MiB, if it were decompressed
+    ],
 )
 def test_unusable_answer_is_not_an_image(web: str, path: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if path == "/a.png":

@@ -7,7 +7,6 @@ normalized once, when they enter the record; equal pixels then have equal URLs, 
 from __future__ import annotations
 
 import base64
-import binascii
 import contextlib
 import io
 import struct
@@ -64,11 +63,13 @@ def open_image(image: Image) -> Any:
     with require_extra("decoding an image", "vision"):
         import PIL.Image
         import PIL.ImageOps
-    _, comma, data = image.url.partition(";base64,")
-    if not comma or not image.url.startswith("data:"):
+    if not image.url.startswith("data:"):
         raise DataError(
             f"the image {image.url!r:.120} is not a data: URI; image_config={{'fetch': True}} lets an agent fetch it"
         )
+    _, comma, data = image.url.partition(";base64,")
+    if not comma:
+        raise DataError(f"the image {image.url!r:.120} is a data: URI without ';base64,'; encode its file as base64")
     try:
         opened: PIL.Image.Image = PIL.Image.open(io.BytesIO(base64.b64decode(data, validate=True)), formats=_FORMATS)
         width, height = opened.size
@@ -94,7 +95,13 @@ def open_image(image: Image) -> Any:
         return opened.convert("RGB")
     except DataError:
         raise
-    except (binascii.Error, OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError) as error:
+    except PIL.UnidentifiedImageError as error:
+        raise DataError(
+            "an image cannot be decoded: it is not a PNG, JPEG, GIF or WebP file, or it is damaged"
+        ) from error
+    except (  # what Pillow raises for damaged files, some of it by accident
+        OSError, ValueError, SyntaxError, LookupError, EOFError, struct.error, PIL.Image.DecompressionBombError
+    ) as error:  # fmt: skip
         raise DataError(f"an image cannot be decoded: {describe(error):.200}") from error
 
 
@@ -137,10 +144,12 @@ def fetch_image(image: Image) -> Image:
         raise DataError(f"the image {image.url!r:.120} cannot be fetched: its address is not http or https")
     data = bytearray()
     try:
-        with httpx.stream("GET", image.url, timeout=FETCH_SECONDS, follow_redirects=True) as response:
+        # No compression: an image gains nothing from it, and some bytes of it can become gigabytes.
+        headers = {"accept-encoding": "identity"}
+        with httpx.stream("GET", image.url, headers=headers, timeout=FETCH_SECONDS, follow_redirects=True) as response:
             response.raise_for_status()
             deadline = time.monotonic() + FETCH_SECONDS
-            for chunk in response.iter_bytes():
+            for chunk in response.iter_raw():
                 data += chunk
                 if len(data) > MAX_FETCHED_BYTES:
                     raise DataError(f"the image {image.url!r:.120} is larger than {MAX_FETCHED_BYTES >> 20} MiB")

@@ -45,6 +45,8 @@ class Image:
             if isinstance(source, str | Path):
                 return cls._from_bytes(Path(source).read_bytes())
             if hasattr(source, "save"):
+                if getattr(source, "mode", "") in ("CMYK", "YCbCr", "HSV", "LAB", "RGBX"):  # which PNG cannot store
+                    source = source.convert("RGB")
                 buffer = io.BytesIO()
                 source.save(buffer, format="PNG")
                 return cls._from_bytes(buffer.getvalue())
