@@ -45,10 +45,11 @@ class Image:
             if isinstance(source, str | Path):
                 return cls._from_bytes(Path(source).read_bytes())
             if hasattr(source, "save"):
-                if getattr(source, "mode", "") in ("CMYK", "YCbCr", "HSV", "LAB", "RGBX"):  # which PNG cannot store
-                    source = source.convert("RGB")
+                image: Any = source
+                if getattr(image, "mode", "") in ("CMYK", "YCbCr", "HSV", "LAB", "RGBX"):  # which PNG cannot store
+                    image = image.convert("RGB")
                 buffer = io.BytesIO()
-                source.save(buffer, format="PNG")
+                image.save(buffer, format="PNG")
                 return cls._from_bytes(buffer.getvalue())
         except Exception as error:
             raise DataError(

@@ -14,7 +14,7 @@ import contextlib
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import h11
 import uvicorn
@@ -22,16 +22,15 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, StreamingResponse
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from agentfly.backends.base import Backend
 from agentfly.gateway import anthropic_messages, chat_completions, responses
 from agentfly.gateway.chat import ApiError, ChatReply, Delta
 from agentfly.gateway.request_parser import parse_body
-from agentfly.gateway.session import GatewaySession, Turn
+from agentfly.gateway.session import GatewaySession, TemplateCache, Turn
 from agentfly.http_server import BrowserGuard, RequestError, read_key, read_request
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
-
-    from agentfly.gateway.gateway import Gateway
 
 _LOG = logging.getLogger(__name__)
 MAX_BYTES = 32 << 20
@@ -52,10 +51,26 @@ _APIS: dict[str, tuple[Any, Any]] = {
 Respond = Callable[["Scope", "Receive", "Send"], Awaitable[None]]
 
 
+class ServedGateway(Protocol):
+    """What the application needs of a gateway."""
+
+    model: str
+    backend: Backend
+    templates: TemplateCache
+
+    @property
+    def takes_any_key(self) -> bool: ...
+
+    def authenticate(self, key: bytes, chain: str) -> GatewaySession:
+        """The session of a request. Raises ApiError."""
+
+    def metrics(self) -> dict[str, float]: ...
+
+
 class GatewayApp:
     """The ASGI application."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: ServedGateway) -> None:
         self._gateway = gateway
         self._guard = BrowserGuard(self)
 
