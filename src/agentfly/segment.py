@@ -214,6 +214,7 @@ class Segment:
         return known + array("i", added)
 
     def id_at(self, index: int) -> int:
+        """The id at a position; all ids are in `tokens`, which copies them."""
         return self._ids[index]
 
     @property

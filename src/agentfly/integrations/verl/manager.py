@@ -11,7 +11,7 @@ import asyncio
 import logging
 import pickle
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -200,7 +200,9 @@ class RolloutManager:
 
     async def _run_for_verl(self, request: GroupRequest) -> None:
         """Run a group that verl waits for. An error ends verl's waiting, and the trainer raises it."""
-        put = partial(asyncio.to_thread, tq.kv_put, key=request.uid, partition_id="train")
+        put: Callable[..., Awaitable[Any]] = partial(
+            asyncio.to_thread, tq.kv_put, key=request.uid, partition_id="train"
+        )
         try:
             group = await self._run_group(request)
             self._finished[request.uid] = group
