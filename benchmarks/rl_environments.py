@@ -69,7 +69,7 @@ ENVS = {
     "sql": Env("sql", draw_by("SQL", levels=(1, 2)), demonstrated=1000, trained=2400),
     "search": Env("search", draw_by("Search", hops=(2,), articles=100), demonstrated=1000, trained=2400),
     # Held-out functions are harder than those of training tasks, which a search would evaluate.
-    "programs": Env("program_synthesis", draw_by("ProgramSynthesis", kinds=["lists"]), max_tokens=128, warm_steps=17),
+    "programs": Env("program_synthesis", draw_by("ProgramSynthesis", kinds=["lists"]), max_tokens=128, warm_steps=13),
     "shell": Env("shell", draw_by("Shell"), changes=("max_turns=3",)),
     "math": Env(
         "math_with_python", draw_by("MathWithPython"), stages=(6, 9, 11, 13, 15, 18, 22, 26), target=0.2,

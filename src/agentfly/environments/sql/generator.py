@@ -27,7 +27,7 @@ Words = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class ColumnSpec:
     """A column of words that several rows share, or of distinct integers."""
 
     phrase: str
@@ -53,7 +53,7 @@ class Entity:
     """First and second words of names."""
     called: Words
     """Possible names of the column with the name."""
-    columns: tuple[Column, ...]
+    columns: tuple[ColumnSpec, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Domain:
     owner: Entity
     item: Entity
     visitor: Entity
-    deal: Column
+    deal: ColumnSpec
     """The number of a deal, such as its price."""
     deals: Words
     """Possible names of the table of deals."""
@@ -79,12 +79,12 @@ class Table:
     name: str
     label: str
     """Name of the column with the names."""
-    columns: tuple[tuple[Column, str], ...]
+    columns: tuple[tuple[ColumnSpec, str], ...]
     """Each column and its name."""
     reference: tuple[str, str] | None = None
     """Column with a foreign key, and the table that it refers to."""
 
-    def columns_of(self, is_text: bool) -> list[tuple[Column, str]]:
+    def columns_of(self, is_text: bool) -> list[tuple[ColumnSpec, str]]:
         """The columns of words, or those of integers."""
         return [each for each in self.columns if each[0].is_text == is_text]
 
@@ -106,12 +106,12 @@ def load_domains() -> tuple[Domain, ...]:
     data = load_toml(__package__, "domains.toml")
     lists = {name: tuple(words.split()) for name, words in data["lists"].items()}
 
-    def parse_column(line: str) -> Column:
+    def parse_column(line: str) -> ColumnSpec:
         phrase, names, values = line.split(": ")
         low, dash, high = values.partition("-")
         is_range = bool(dash) and low.isdecimal()
         numbers = range(int(low), int(high) + 1) if is_range else None
-        return Column(phrase, tuple(names.split()), numbers or lists.get(values) or tuple(values.split()))
+        return ColumnSpec(phrase, tuple(names.split()), numbers or lists.get(values) or tuple(values.split()))
 
     def parse_entity(entity: dict[str, Any]) -> Entity:
         first, second = data["naming"][entity["naming"]]
