@@ -107,7 +107,7 @@ def _warm_start(folder: Path, changes: Sequence[str], seed: int, *, quick: bool)
         draft.mkdir(parents=True)
         task = rooms if "rooms" in switches else find_digit if "find_digit" in switches else None
         if task is not None:
-            tiny_vision.build(draft, draft, task=task, seed=seed, steps=20 if quick else None)
+            tiny_vision.build(draft, draft, task=task, seed=seed, steps=20 if quick else tiny_vision.STEPS)
         else:
             size = {"heads": 3, "layers": 2} if "small" in switches else {}
             tiny.build(draft, draft, seed=seed, steps=20 if quick else tiny.STEPS, **size)

@@ -47,7 +47,7 @@ PREPARED = {
         PreparedModel(
             name="tiny-vision-find",
             version=tiny_vision.version(find_digit),
-            source="built and trained on this machine, about three minutes",
+            source="built and trained on this machine, about two minutes",
             license="Apache-2.0",
             parameters=760_000,
             size=3_100_000,

@@ -1,6 +1,6 @@
 """Images, tasks and demonstrations of a digit to be found, on which the model `tiny-vision-find` is trained.
 
-A digit is somewhere on a wall of 4 × 4 cells, too small to be read in the image of the whole wall. The tool enlarges a
+A sign with a digit is somewhere on a wall of 4 × 4 cells, and small in the image of the whole wall. The tool enlarges a
 quarter of what is shown; after two calls a cell fills the image. Demonstrations teach reading and locating, and use the
 tool in every way, most of them wrong. The environment is `agentfly.environments.rooms.FindDigit`.
 """
@@ -30,6 +30,9 @@ CELLS = 4
 """Rows and columns of cells."""
 DEPTH = 2
 """Calls after which a cell fills the image."""
+SIGN = 41
+"""Side of the dark square behind the digit, in pixels of the image that a cell fills. Without it, a small model learns
+to read long before it learns where in the first image a digit is."""
 QUESTION = "What digit is on this wall?"
 LOCATING_QUESTION = "Where is the digit?"
 READING_SHARE = 0.25
@@ -92,12 +95,16 @@ def quarters_of(cell: int) -> tuple[int, ...]:
 def draw_view(task: Mapping[str, Any], path: Sequence[int] = ()) -> PIL.Image.Image:
     """The part of the wall that is shown after these quarters were enlarged."""
     from PIL import Image as Pillow
+    from PIL import ImageDraw
 
     rng = np.random.default_rng(task["seed"])
     wall = draw_wall(CELLS * SIDE, task["color"], rng)
     row, column = divmod(task["cell"], CELLS)
-    x, y = SIDE // 2 + rng.integers(-2, 3, 2)
-    write_digit(wall, task["digit"], (column * SIDE + int(x), row * SIDE + int(y)))
+    dx, dy = rng.integers(-2, 3, 2)
+    x, y = int(column * SIDE + SIDE // 2 + dx), int(row * SIDE + SIDE // 2 + dy)
+    half = SIGN // 2
+    ImageDraw.Draw(wall).rectangle((x - half, y - half, x + half, y + half), COLORS["black"])
+    write_digit(wall, task["digit"], (x, y))
     left = top = 0
     width = CELLS * SIDE
     for quarter in path:

@@ -19,7 +19,7 @@ from agentfly.models import find_digit, rooms, tiny
 from agentfly.models.tiny import IGNORE_INDEX, Example
 
 SEED = 0
-STEPS = {rooms: 900, find_digit: 1200}
+STEPS = 900
 """Enough to read and locate digits almost always; what to look at is left to reinforcement learning."""
 BATCH = 16
 LEARNING_RATE = 1e-3
@@ -50,17 +50,14 @@ def version(task: ModuleType = rooms) -> str:
     )
 
 
-def build(folder: Path, scratch: Path, *, task: ModuleType = rooms, steps: int | None = None, seed: int = SEED) -> None:
-    """Build the processor and the model, train it on demonstrations of a task, and write both to `folder`.
-
-    steps: None is the number in `STEPS`.
-    """
+def build(folder: Path, scratch: Path, *, task: ModuleType = rooms, steps: int = STEPS, seed: int = SEED) -> None:
+    """Build the processor and the model, train it on demonstrations of a task, and write both to `folder`."""
     with tiny.isolate_torch(seed):
         processor = _build_processor(task)
         model = _build_model(processor.tokenizer)
         processor.save_pretrained(folder)
         model.config.save_pretrained(folder)
-        examples = build_examples(folder, (steps or STEPS[task]) * BATCH, seed, task)
+        examples = build_examples(folder, steps * BATCH, seed, task)
         tiny.train_on_examples(model, examples, Random(seed), batch_size=BATCH, learning_rate=LEARNING_RATE)
         tiny.save_model(folder, model, processor.tokenizer)
 

@@ -31,13 +31,15 @@ def test_images_follow_from_their_arguments() -> None:
 
 
 def test_digit_is_where_the_quarters_lead() -> None:
-    """The brightest quarter of each image, but the last, is the one to enlarge."""
+    """The quarter of each image, but the last, with the brightest and the darkest pixels is the one to enlarge."""
     for row in FindDigit.draw_tasks("train", 20):
         path = quarters_of(row["cell"])
         for level, quarter in enumerate(path):
             pixels = np.asarray(draw_view(row, path[:level]).convert("L"), np.float64)
             halves = [each for half in np.split(pixels, 2) for each in np.split(half, 2, axis=1)]
-            assert 1 + int(np.argmax([np.sort(each, axis=None)[-8:].mean() for each in halves])) == quarter
+            values = [np.sort(each, axis=None) for each in halves]
+            assert 1 + int(np.argmax([each[-8:].mean() for each in values])) == quarter
+            assert 1 + int(np.argmin([each[:8].mean() for each in values])) == quarter
         assert draw_view(row, path).tobytes() == draw_view(row, path).tobytes()
 
 
