@@ -169,7 +169,7 @@ def as_parser(reward: Reward) -> Callable[[str], object]:
         trajectory = trajectory_of(text)
         offered = {"prediction": text, "final_response": text, "trajectory": trajectory, "task": trajectory.task}
         offered |= {"messages": trajectory.messages, **COLUMNS, **environments()}
-        required = [p.name for p in reward.parameters.values() if p.default is p.empty]
+        required = [p.name for p in reward.parameters.values() if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
         missing = [name for name in required if name not in offered]
         assert not missing, f"add a sample of {', '.join(missing)} to COLUMNS for the reward {reward.name}"
         arguments = {name: offered[name] for name in reward.parameters if name in (*required, *OFFERED, "answer")}

@@ -161,8 +161,8 @@ def test_loaded_machine_does_not_fail_a_sound_environment(monkeypatch: pytest.Mo
 def test_environment_over_its_cpu_limit_fails() -> None:
     class Busy(environments.Corridor):
         async def reset(self, task: Task) -> None:
-            begun = time.process_time()
-            while time.process_time() - begun < 0.5:
+            begun = time.thread_time()
+            while time.thread_time() - begun < 0.5:
                 await asyncio.sleep(0)
             await super().reset(task)
 

@@ -132,7 +132,7 @@ async def test_endless_fork_bomb_is_stopped(open_session) -> None:
     session = await open_session()
     code = "import os\nwhile True:\n    try:\n        os.fork()\n    except BaseException:\n        pass"
     outcome = await session.run(code, timeout=0.5)
-    assert outcome.end is EndReason.TIMEOUT
+    assert outcome.end in (EndReason.TIMEOUT, EndReason.OUT_OF_MEMORY)  # whichever limit is reached first
     assert (await session.run("1")).ok
 
 
