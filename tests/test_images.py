@@ -220,7 +220,7 @@ async def test_allowed_address_is_fetched_into_the_record(web: str) -> None:
         ("/missing", "404"),
         ("/text", "are not a PNG, JPEG, GIF or WebP image"),
         ("/a.png", "larger than"),
-        ("/gzip", r"begin with b'\\x1f\\x8b.* are not a PNG"),  # 64 MiB, if it were decompressed
+        ("/gzip", "sent with the encoding gzip"),  # 64 MiB, if it were decompressed
     ],
 )
 def test_unusable_answer_is_not_an_image(web: str, path: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ class RequestError(ValueError):
 
 
 async def read_request(receive: Receive, max_bytes: int, seconds: float) -> bytearray:
-    """Read the body of a request. Raises RequestError if it is too large or slow, ConnectionError without a client."""
+    """Read the body of a request. RequestError: it is too large or slow. ConnectionError: the client is gone."""
     body = bytearray()
     try:
         async with asyncio.timeout(seconds):

@@ -148,6 +148,8 @@ def fetch_image(image: Image) -> Image:
         headers = {"accept-encoding": "identity"}
         with httpx.stream("GET", image.url, headers=headers, timeout=FETCH_SECONDS, follow_redirects=True) as response:
             response.raise_for_status()
+            if (encoding := response.headers.get("content-encoding", "identity")) != "identity":
+                raise DataError(f"the image {image.url!r:.120} was sent with the encoding {encoding}; it must be plain")
             deadline = time.monotonic() + FETCH_SECONDS
             for chunk in response.iter_raw():
                 data += chunk

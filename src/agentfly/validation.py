@@ -33,12 +33,16 @@ def validate(name: str, value: Any, hint: Any, note: str = "") -> Any:
     return _validate(name, value, _adapter(hint), note)
 
 
-def describe_invalid(error: Exception) -> str:
-    """The problems of a value that pydantic has rejected, each with its place; the text of any other error."""
+def describe_invalid(error: Exception, *, with_input: bool = False) -> str:
+    """The first five problems of a value that pydantic has rejected, with their place; the text of any other error."""
     if not isinstance(error, ValidationError):
         return describe(error)
-    wrong = error.errors(include_url=False, include_input=False, include_context=False)
-    return "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in wrong)
+    problems = []
+    for each in error.errors(include_url=False, include_context=False)[:5]:
+        place = ".".join(map(str, each["loc"]))
+        value = f", not {each['input']!r:.40}" if with_input else ""
+        problems.append(f"{place or 'all'}: {each['msg']}{value}")
+    return "; ".join(problems)
 
 
 def _validate(name: str, value: Any, adapter: TypeAdapter[Any], note: str) -> Any:

@@ -375,3 +375,7 @@ def _print_error(text: str) -> None:
 class _SanitizingFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return sanitize(super().format(record))
+
+
+if __name__ == "__main__":
+    main()

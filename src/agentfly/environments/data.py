@@ -24,8 +24,6 @@ from pathlib import Path
 from random import Random
 from typing import IO, Any
 
-import pydantic
-
 from agentfly.errors import DataError
 from agentfly.types import Task
 
@@ -73,15 +71,6 @@ def in_dataset_split(key: str, split: str) -> bool:
     """Whether a row of a public dataset is in a split: the test file is not divided, and of the training file a
     twentieth, chosen by the checksum of a key, is for validation."""
     return split == "test" or (zlib.crc32(key.encode()) % 20 == 0) == (split == "validation")
-
-
-def describe_errors(error: pydantic.ValidationError) -> str:
-    """Say what is wrong with a value that was validated, field by field; at most five."""
-    problems = (
-        f"{'.'.join(map(str, each['loc'])) or 'all'}: {each['msg']}, not {each['input']!r:.40}"
-        for each in error.errors(include_url=False)[:5]
-    )
-    return "; ".join(problems)
 
 
 @dataclass(frozen=True, slots=True)

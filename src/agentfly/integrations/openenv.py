@@ -116,8 +116,8 @@ class _OpenEnvSession:
         self._episode = ""
         self._steps = 0
 
-    async def handle(self, text: str) -> dict[str, Any] | None:
-        """The response to a message; None if the client closes the session."""
+    async def handle(self, text: str) -> str | None:
+        """The response to a message as JSON; None if the client closes the session."""
         kind = None
         try:
             message = parse_json(text.encode())
@@ -125,12 +125,12 @@ class _OpenEnvSession:
             if kind == "close":
                 return None
             if kind == "state":
-                return {"type": "state", "data": {"episode_id": self._episode, "step_count": self._steps}}
+                return _to_json("state", {"episode_id": self._episode, "step_count": self._steps})
             if kind not in ("reset", "step"):
                 problem = f"Unknown message type: {kind!r:.80}; there are reset, step, state and close"
                 return _format_error(problem, "UNKNOWN_TYPE")
             observed = await (self._reset(_Reset.model_validate(data)) if kind == "reset" else self._step(data))
-            return {"type": "observation", "data": {"reward": None, "done": False, **observed}}
+            return _to_json("observation", {"reward": None, "done": False, **observed})
         except BodyError as error:
             return _format_error(f"Invalid JSON: {error}", "INVALID_JSON")
         except pydantic.ValidationError as error:
@@ -323,14 +323,14 @@ class OpenEnvServer:
         await client.accept()
         if len(self.sessions) >= self.max_sessions:
             message = f"all {self.max_sessions} sessions are in use; try again later"
-            await client.send_text(json.dumps(_format_error(message, "CAPACITY_REACHED")))
+            await client.send_text(_format_error(message, "CAPACITY_REACHED"))
             await client.close()
             return
         session = _OpenEnvSession(self)
         self.sessions.add(session)
         try:
             while (answer := await session.handle(await client.receive_text())) is not None:
-                await client.send_text(json.dumps(answer, ensure_ascii=False))
+                await client.send_text(answer)
         except WebSocketDisconnect:
             pass
         finally:
@@ -340,9 +340,13 @@ class OpenEnvServer:
                 await client.close()
 
 
-def _format_error(message: str, code: str) -> dict[str, Any]:
+def _to_json(kind: str, data: dict[str, Any]) -> str:
+    return json.dumps({"type": kind, "data": data}, ensure_ascii=False)
+
+
+def _format_error(message: str, code: str) -> str:
     """An error with OpenEnv's code for it."""
-    return {"type": "error", "data": {"message": message, "code": code}}
+    return _to_json("error", {"message": message, "code": code})
 
 
 def _describe_result(message: Message) -> dict[str, Any]:

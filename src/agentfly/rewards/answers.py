@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from agentfly.errors import DataError
@@ -88,9 +88,7 @@ def has_successful_call(trajectory: Trajectory) -> bool:
 def _score(
     metric: str,
     prediction: str,
-    answer: Answers,
-    columns: Mapping[str, Answers],
-    *,
+    *columns: Answers,
     with_format: bool = False,
     trajectory: Trajectory | None = None,
 ) -> dict[str, float]:
@@ -100,15 +98,15 @@ def _score(
     chain ended with an answer tool, after a turn with a successful call of another tool.
     """
     right = list[str]()
-    for column in (answer, columns.get("answers"), columns.get("golden_answers")):
+    for column in columns:
         texts = [column] if isinstance(column, str) else list(column or ())
         if not all(isinstance(each, str) for each in texts):
             raise DataError(f"right answers must be texts, not {column!r:.80}; write numbers in quotes")
         right += texts
     if not right:
         raise DataError("the row needs a right answer in the column answer, answers or golden_answers")
-    given = extract_answer(prediction)
-    metrics = asdict(max((match(given, each) for each in right), key=lambda found: (found.em, found.f1)))
+    answer = extract_answer(prediction)
+    metrics = asdict(max((match(answer, each) for each in right), key=lambda found: (found.em, found.f1)))
     score = metrics[metric]
     if with_format:
         formatted = float(has_answer_format(prediction))
@@ -120,36 +118,56 @@ def _score(
 
 
 @reward
-def qa_em(prediction: str, answer: Answers = None, **columns: Answers) -> dict[str, float]:
+def qa_em(
+    prediction: str, answer: Answers = None, answers: Answers = None, golden_answers: Answers = None
+) -> dict[str, float]:
     """1 if the answer is a right one, else 0."""
-    return _score("em", prediction, answer, columns)
+    return _score("em", prediction, answer, answers, golden_answers)
 
 
 @reward
-def qa_f1(prediction: str, answer: Answers = None, **columns: Answers) -> dict[str, float]:
+def qa_f1(
+    prediction: str, answer: Answers = None, answers: Answers = None, golden_answers: Answers = None
+) -> dict[str, float]:
     """F1 of the words of the answer and of the best right answer."""
-    return _score("f1", prediction, answer, columns)
+    return _score("f1", prediction, answer, answers, golden_answers)
 
 
 @reward
-def qa_em_format(prediction: str, answer: Answers = None, **columns: Answers) -> dict[str, float]:
+def qa_em_format(
+    prediction: str, answer: Answers = None, answers: Answers = None, golden_answers: Answers = None
+) -> dict[str, float]:
     """0.9 for an exact match, and 0.1 for one marked answer at the end of the reply, right or wrong."""
-    return _score("em", prediction, answer, columns, with_format=True)
+    return _score("em", prediction, answer, answers, golden_answers, with_format=True)
 
 
 @reward
-def qa_f1_format(prediction: str, answer: Answers = None, **columns: Answers) -> dict[str, float]:
+def qa_f1_format(
+    prediction: str, answer: Answers = None, answers: Answers = None, golden_answers: Answers = None
+) -> dict[str, float]:
     """0.9 times F1, and 0.1 for one marked answer at the end of the reply, right or wrong."""
-    return _score("f1", prediction, answer, columns, with_format=True)
+    return _score("f1", prediction, answer, answers, golden_answers, with_format=True)
 
 
 @reward
-def qa_em_tool(prediction: str, trajectory: Trajectory, answer: Answers = None, **columns: Answers) -> dict[str, float]:
+def qa_em_tool(
+    prediction: str,
+    trajectory: Trajectory,
+    answer: Answers = None,
+    answers: Answers = None,
+    golden_answers: Answers = None,
+) -> dict[str, float]:
     """Exact match of the answer tool's argument, if another call succeeded in an earlier turn; else 0."""
-    return _score("em", prediction, answer, columns, trajectory=trajectory)
+    return _score("em", prediction, answer, answers, golden_answers, trajectory=trajectory)
 
 
 @reward
-def qa_f1_tool(prediction: str, trajectory: Trajectory, answer: Answers = None, **columns: Answers) -> dict[str, float]:
+def qa_f1_tool(
+    prediction: str,
+    trajectory: Trajectory,
+    answer: Answers = None,
+    answers: Answers = None,
+    golden_answers: Answers = None,
+) -> dict[str, float]:
     """F1 of the answer tool's argument, if another call succeeded in an earlier turn; else 0."""
-    return _score("f1", prediction, answer, columns, trajectory=trajectory)
+    return _score("f1", prediction, answer, answers, golden_answers, trajectory=trajectory)

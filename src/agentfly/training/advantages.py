@@ -14,6 +14,7 @@ import numpy as np
 
 from agentfly.algorithms.base import Group
 from agentfly.algorithms.kl import kl_penalty, teacher_advantages
+from agentfly.errors import RecordError
 from agentfly.segment import Floats
 from agentfly.training.batch import Sample
 from agentfly.training.config import TrainConfig
@@ -64,6 +65,12 @@ def compute_samples(
         computed = [[each.with_advantages(np.zeros(len(each.turn_index))) for each in g.episodes] for g in groups]
     samples = []
     index = 0
+    expected = [[(each.trajectory.id, len(each.segments)) for each in group.episodes] for group in groups]
+    if [[(each.trajectory.id, len(each.advantages)) for each in episodes] for episodes in computed] != expected:
+        raise RecordError(
+            f"compute_advantages of {type(config.algorithm).__name__} must return every episode of every group, in "
+            "order, each with an array of advantages per segment: Episode.with_advantages"
+        )
     for episode in (episode for episodes in computed for episode in episodes):
         returns = episode.returns or (None,) * len(episode.segments)
         for number, segment in enumerate(episode.segments):

@@ -299,7 +299,7 @@ class Critic:
         return values[:, 0]
 
     def loss(self, batch: Sequence[Sample], indices: list[int]) -> tuple[Tensor, float]:
-        """The loss of a micro-batch, Σ (V − return)² / (2 · tokens of the mini-batch `batch`), twice."""
+        """The loss of a micro-batch, Σ (V − return)² / (2 · tokens of the mini-batch `batch`); tensor and float."""
         samples = [batch[index] for index in indices]
         errors = self([each.segment for each in samples]) - gather_field(samples, "returns", self.backbone.device)
         loss = errors.square().sum() / (2 * sum(sample.num_sampled_tokens for sample in batch))

@@ -1,5 +1,6 @@
 """Advantages on verl are those of a local run: all algorithms, turn rewards, folded chains, KL in the reward."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -7,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agentfly.algorithms import GRPO
 from agentfly.algorithms.base import Episode, Group
 from agentfly.algorithms.loss import correction_weights
+from agentfly.errors import RecordError
 from agentfly.integrations.verl.rows import build_placeholder, build_rows, compute_row_advantages, measure_mismatch
 from agentfly.training.advantages import compute_samples
 from agentfly.training.config import TrainConfig
@@ -101,6 +104,28 @@ def test_rows_have_the_advantages_of_a_local_run(name: str, kl: dict[str, Any], 
     assert checked == len(expected) == len(keys) - 1
     assert any(each.any() for each in computed.advantages)
     assert not computed.advantages[keys.index("pad_0_0")].any()
+
+
+class Reversing(GRPO):
+    """Returns the episodes of a group in another order."""
+
+    def compute_advantages(self, groups: Sequence[Group]) -> list[list[Episode]]:
+        return [list(reversed(episodes)) for episodes in super().compute_advantages(groups)]
+
+
+class Forgetful(GRPO):
+    """Returns episodes without advantages."""
+
+    def compute_advantages(self, groups: Sequence[Group]) -> list[list[Episode]]:
+        return [list(group.episodes) for group in groups]
+
+
+@pytest.mark.parametrize("algorithm", [Reversing(), Forgetful()])
+def test_algorithm_that_returns_other_episodes_is_refused(algorithm: Any) -> None:
+    with pytest.raises(
+        RecordError, match=f"compute_advantages of {type(algorithm).__name__} must return every episode"
+    ):
+        compute_samples(make_groups(greedy=False), SimpleNamespace(), TrainConfig(algorithm=algorithm), 0.0)  # type: ignore[arg-type]
 
 
 def test_correction_is_that_of_a_local_run() -> None:

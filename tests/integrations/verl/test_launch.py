@@ -1,7 +1,7 @@
 """What the driver decides without a cluster: the device, the checkpoint of a start, and how often a job starts."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -122,18 +122,49 @@ def test_job_starts_again_at_most_once_without_a_new_step(
     monkeypatch.setattr(launch, "follow", follow)
     monkeypatch.setattr(launch, "wait_until_free", lambda *_: None)
     monkeypatch.setattr(launch, "end_job", lambda ray, job: ended.append(job))
-    strategies = SimpleNamespace(NodeAffinitySchedulingStrategy=lambda *_, **__: None)
-    ray = SimpleNamespace(
-        exceptions=SimpleNamespace(RayError=RayError),
-        remote=lambda _: SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda _: "job")),
-        get_runtime_context=lambda: SimpleNamespace(get_node_id=lambda: "node"),
-        util=SimpleNamespace(scheduling_strategies=strategies),
-    )
+    ray = make_ray(lambda from_step: None)
     spec: Any = SimpleNamespace(folder=tmp_path)
     cluster = ClusterConfig(restarts=1)
     with pytest.raises(error) if error else contextlib.nullcontext():
         launch.supervise(ray, cluster, spec, verl_config=None, environment={}, from_step=None)
     assert len(ended) == begun
+
+
+def make_ray(open_run: Callable[[int | None], None]) -> Any:
+    """Stands in for Ray where only `TrainingJob.open` is called."""
+    job = SimpleNamespace(open=SimpleNamespace(remote=open_run))
+    strategies = SimpleNamespace(NodeAffinitySchedulingStrategy=lambda *_, **__: None)
+    return SimpleNamespace(
+        exceptions=SimpleNamespace(RayError=RayError, GetTimeoutError=TimeoutError),
+        get=lambda answer, timeout: answer,
+        remote=lambda _: SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda _: job)),
+        get_runtime_context=lambda: SimpleNamespace(get_node_id=lambda: "node"),
+        util=SimpleNamespace(scheduling_strategies=strategies),
+    )
+
+
+def test_start_that_died_before_it_rewound_the_run_is_repeated_from_the_same_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int | None] = []
+
+    def open_run(from_step: int | None) -> None:
+        asked.append(from_step)
+        if len(asked) == 1:
+            raise RayError("the process died")
+
+    def follow(*_: Any) -> Iterator[StepRecord]:
+        yield StepRecord(len(asked), 9)
+        if len(asked) == 2:
+            raise RayError("the process died")
+
+    monkeypatch.setattr(launch, "follow", follow)
+    monkeypatch.setattr(launch, "wait_until_free", lambda *_: None)
+    monkeypatch.setattr(launch, "end_job", lambda *_: None)
+    spec: Any = SimpleNamespace(folder=tmp_path)
+    cluster = ClusterConfig(restarts=3)
+    launch.supervise(make_ray(open_run), cluster, spec, verl_config=None, environment={}, from_step=4)
+    assert asked == [4, 4, None]
 
 
 def test_later_and_incomplete_checkpoints_are_removed(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import torch
 from agentfly.backends.engine import kernels
 from agentfly.backends.engine.attention import AttentionLayout, LayerCache
 from agentfly.backends.engine.kv_cache import KVCache
-from agentfly.backends.engine.model_runner import TRACE_LOCK, Launched, ModelRunner, compile_layers, sampling_rows
+from agentfly.backends.engine.model_runner import TRACE_LOCK, ModelRunner, WaitForOutput, compile_layers, sampling_rows
 from agentfly.backends.engine.request import Batch, Output
 from agentfly.backends.engine.sampler import is_plain, sample, uniform
 from agentfly.backends.engine.scheduler import Scheduler
@@ -112,7 +112,7 @@ class StepGraph(AttentionLayout):
             scaling=cache.scaling, window=cache.window,
         )  # fmt: skip
 
-    def replay(self, batch: Batch) -> Launched:
+    def replay(self, batch: Batch) -> WaitForOutput:
         """Run a batch."""
         self._turn = (self._turn + 1) % RING
         self._fill(self._arrays[self._turn], batch)
@@ -251,7 +251,7 @@ class GraphRunner(ModelRunner):
                 self._graph(size)
 
     @torch.inference_mode()
-    def launch(self, batch: Batch) -> Launched:
+    def launch(self, batch: Batch) -> WaitForOutput:
         with torch.cuda.device(self.device):
             self._update_table()
             return self._graph(batch.tokens).replay(batch)

@@ -22,7 +22,7 @@ from concurrent.futures import Future, InvalidStateError
 import numpy as np
 
 from agentfly.backends.base import CLOSED, OnUpdate
-from agentfly.backends.engine.model_runner import Launched, ModelRunner
+from agentfly.backends.engine.model_runner import ModelRunner, WaitForOutput
 from agentfly.backends.engine.request import Batch, EngineRequest, PendingRequest, Update, dispatch
 from agentfly.backends.engine.scheduler import Scheduler
 from agentfly.errors import AgentFlyError, BackendFault, NonFiniteError, describe
@@ -50,7 +50,7 @@ class Engine:
             runner.kv_cache, max_rows, max_tokens, context=context, share_prefixes=runner.shares_prefixes
         )
         runner.attach(self._scheduler)
-        self._in_flight: deque[tuple[Batch, Launched]] = deque()
+        self._in_flight: deque[tuple[Batch, WaitForOutput]] = deque()
         self._pending: dict[EngineRequest, PendingRequest] = {}
         self._commands: deque[Callable[[], None]] = deque()
         self._awake = threading.Event()
@@ -168,8 +168,8 @@ class Engine:
     def _collect(self, ahead: int = 0) -> None:
         """Take in the results of all steps but the last `ahead`."""
         while len(self._in_flight) > ahead:
-            batch, launched = self._in_flight.popleft()
-            output = launched()
+            batch, wait = self._in_flight.popleft()
+            output = wait()
             if not np.isfinite(output.logprobs).all():
                 self._check_finite(batch, output.logprobs)
             finished, reported = self._scheduler.update(batch, output, self.version)

@@ -28,7 +28,7 @@ from agentfly.vision import EncodedImage
 _LOG = logging.getLogger(__name__)
 
 
-Launched = Callable[[], Output]
+WaitForOutput = Callable[[], Output]
 """Waits until a step that was started is done, and returns what it sampled."""
 
 
@@ -67,7 +67,7 @@ class ModelRunner:
         """Do ahead of the first request, in the engine's thread, what would delay requests later."""
 
     @torch.inference_mode()
-    def launch(self, batch: Batch) -> Launched:
+    def launch(self, batch: Batch) -> WaitForOutput:
         """Run a batch and sample a token after every chunk that ends its request's tokens."""
         logits = self.logits(batch)
         output = Output(np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.float32))

@@ -14,8 +14,8 @@ from typing import Annotated, Any, ClassVar
 
 import pydantic
 
-from agentfly.environments.data import describe_errors
 from agentfly.errors import DataError
+from agentfly.validation import describe_invalid
 
 
 class TaskType(enum.Enum):
@@ -127,8 +127,8 @@ class ALFWorldGame:
             return _GAME.validate_python(value)
         except pydantic.ValidationError as error:
             raise DataError(
-                f"this is not an ALFWorld game: {describe_errors(error)}; the column 'game' is made by "
-                "ALFWorld.draw_tasks or official_tasks"
+                f"this is not an ALFWorld game: {describe_invalid(error, with_input=True)}; the column 'game' is made "
+                "by ALFWorld.draw_tasks or official_tasks"
             ) from error
 
 

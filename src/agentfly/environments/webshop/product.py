@@ -20,9 +20,9 @@ from typing import Annotated, Any, ClassVar, cast
 
 import pydantic
 
-from agentfly.environments.data import describe_errors
 from agentfly.errors import DataError
 from agentfly.extras import require_extra
+from agentfly.validation import describe_invalid
 
 NO_LIMIT = 1_000_000.0
 LIMIT = ", and price lower than"
@@ -115,7 +115,9 @@ class ShopGoal:
             return _GOAL.validate_python(row)
         except pydantic.ValidationError as error:
             fields = ", ".join(field.name for field in dataclasses.fields(cls))
-            raise DataError(f"a goal has {fields}; this one does not fit: {describe_errors(error)}") from error
+            raise DataError(
+                f"a goal has {fields}; this one does not fit: {describe_invalid(error, with_input=True)}"
+            ) from error
 
     def to_json(self) -> dict[str, Any]:
         """The column `goal` of a task."""

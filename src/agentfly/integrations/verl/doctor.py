@@ -13,8 +13,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, get_args
 
-from packaging.requirements import Requirement
-
 from agentfly import reward
 from agentfly.agents import HFAgent
 from agentfly.errors import ConfigError, describe
@@ -62,20 +60,27 @@ def check_verl(overrides: Mapping[str, Any]) -> Iterator[Finding]:
 
 def _check_versions(cluster: ClusterConfig) -> Iterator[Finding]:
     """Compare the installed packages with what verl and our extra ask for."""
-    installed = {each.name.lower().replace("_", "-"): each.version for each in metadata.distributions()}
-    if "verl" not in installed:
+    from packaging.requirements import Requirement
+
+    def find_version(name: str) -> str | None:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            return None
+
+    if find_version("verl") is None:
         yield "versions", False, f"verl is not installed: {install_command('verl')}, in an environment of its own"
         return
     wrong = []
     for package, extra in (("verl", ""), (DISTRIBUTION, "verl")):
         for requirement in map(Requirement, metadata.requires(package) or ()):
             needed = requirement.marker is None or requirement.marker.evaluate({"extra": extra})
-            found = installed.get(requirement.name.lower().replace("_", "-"))
+            found = find_version(requirement.name)
             if needed and (found is None or not requirement.specifier.contains(found, prereleases=True)):
                 wrong.append(
                     f"{package} asks for {requirement.name}{requirement.specifier}, and {found or 'none'} is installed"
                 )
-    shown = ", ".join(f"{name} {version}" for name in _SHOWN if (version := installed.get(name.lower())))
+    shown = ", ".join(f"{name} {version}" for name in _SHOWN if (version := find_version(name)))
     yield "versions", not wrong, "; ".join(wrong) or shown
 
 

@@ -6,6 +6,7 @@ of a training process. A job whose configuration or code is wrong is not: see `c
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -40,6 +41,8 @@ from agentfly.training.checkpoint import refuse_unsafe_changes
 from agentfly.training.plan import TrainPlan
 
 _LOG = logging.getLogger(__name__)
+ANSWER_SECONDS = 600
+"""Limit for an answer of the job's process."""
 POLL_SECONDS = 0.5
 """Interval at which the driver asks for progress."""
 RELEASE_SECONDS = 120
@@ -142,7 +145,9 @@ def supervise(
         job = ray.remote(TrainingJob).options(**options, runtime_env={"env_vars": variables}).remote(spec)
         completed = 0
         try:
-            for record in follow(ray, job, spec, verl_config, from_step):
+            ask_job(ray, job.open.remote(from_step), spec)
+            from_step = None  # later steps are removed: a restart continues from the newest checkpoint
+            for record in follow(ray, job, spec, verl_config):
                 completed = max(completed, record.step)
             return
         except ray.exceptions.RayError as error:
@@ -163,12 +168,21 @@ def supervise(
             )
         finally:
             end_job(ray, job)
-        from_step = None
 
 
-def follow(ray: Any, job: Any, spec: JobSpec, verl_config: Any, from_step: int | None) -> Iterator[StepRecord]:
+def ask_job(ray: Any, answer: Any, spec: JobSpec) -> Any:
+    """The answer of the job's process, also while it trains. Raises RankError if there is none."""
+    try:
+        return ray.get(answer, timeout=ANSWER_SECONDS)
+    except ray.exceptions.GetTimeoutError as error:
+        raise RankError(
+            f"the process that trains and writes {spec.folder} has not answered for {ANSWER_SECONDS} s. Look for a "
+            f"full disk or memory on this machine, then continue with agentfly train --resume {spec.folder}"
+        ) from error
+
+
+def follow(ray: Any, job: Any, spec: JobSpec, verl_config: Any) -> Iterator[StepRecord]:
     """Run a job, show its progress and its steps, and raise its error; yields the records of the steps."""
-    ray.get(job.open.remote(from_step))
     # Opened for each start, as for a resumed run: what they have of later steps is replaced.
     run = RunDirectory(spec.folder)
     loggers = open_loggers(run.config["loggers"], run)
@@ -178,7 +192,7 @@ def follow(ray: Any, job: Any, spec: JobSpec, verl_config: Any, from_step: int |
         ended = False
         while not ended:
             ended = bool(ray.wait([finished], timeout=POLL_SECONDS)[0])
-            records, progress = ray.get(job.poll.remote())
+            records, progress = ask_job(ray, job.poll.remote(), spec)
             for record in records:
                 loggers.step(record)
                 yield record
@@ -218,17 +232,16 @@ class TrainingJob:
             config.trainer.resume_from_path = f"{self._spec.folder}/checkpoints/global_step_{self._recorder.start}"
         config.transfer_queue.enable = True
         OmegaConf.resolve(config)
-        tq.init(config.transfer_queue)
-        try:
+        with contextlib.ExitStack() as cleanup:
+            cleanup.callback(self._recorder.close)
+            tq.init(config.transfer_queue)
+            cleanup.callback(tq.close)
             base = get_trainer_cls(config.trainer.v1.trainer_mode)
             trainer_class: Any = type(f"AgentFly{base.__name__}", (AgentFlyTrainer, base), {})
             trainer = trainer_class(config, self._spec, self._recorder)
             trainer.init()
             trainer.rollout = RolloutManager(self._spec, trainer.get_llm_client(), self._recorder.report_progress)
             trainer.fit(trainer.rollout)
-        finally:
-            tq.close()
-            self._recorder.close()
 
     def poll(self) -> tuple[list[StepRecord], Progress]:
         """The steps written since the last call, and the progress of the one that runs."""

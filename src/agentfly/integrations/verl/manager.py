@@ -228,6 +228,8 @@ class RolloutManager:
                 death = describe(error)
             finally:
                 self._load[number] -= 1
+            if attempt == MAX_ATTEMPTS:
+                break
             _LOG.warning("a chain worker died: the group at position %d is run again elsewhere", request.position)
             await asyncio.sleep(5 * (attempt - 1))  # with a single worker, until it has restarted
             self.reruns += 1

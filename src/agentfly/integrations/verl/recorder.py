@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import deque
 from collections.abc import Mapping, Sequence
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
@@ -45,8 +46,8 @@ class RunRecorder:
         for record in self._writer.records():
             self._alarms.observe(record.step, record.metrics)
         self._steps = spec.settings.get("steps", 0)
-        self._new_records: list[StepRecord] = []
-        """Steps that the driver has not shown yet."""
+        self._new_records: deque[StepRecord] = deque()
+        """Steps that the driver has not shown yet; another thread takes them."""
         self._progress = Progress("start")
 
     def report_progress(self, progress: Progress) -> None:
@@ -55,7 +56,7 @@ class RunRecorder:
 
     def poll(self) -> tuple[list[StepRecord], Progress]:
         """The steps written since the last call, and the progress of the one that runs."""
-        records, self._new_records = self._new_records, []
+        records = [self._new_records.popleft() for _ in range(len(self._new_records))]
         return records, self._progress
 
     def write_step(
