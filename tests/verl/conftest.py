@@ -83,15 +83,16 @@ def start_node(log: Path, place: list[str]) -> subprocess.Popen[bytes]:
         str(Path(sys.executable).with_name("ray")), "start", "--block", "--num-cpus=16", "--num-gpus=1",
         "--object-store-memory=300000000", *place,
     ]  # fmt: skip
-    with log.open("wb") as file:
-        node = subprocess.Popen(command, env={**os.environ, **_ENVIRONMENT}, stdout=file, stderr=subprocess.STDOUT)
     end = time.monotonic() + START_SECONDS
-    while b"Ray runtime started" not in log.read_bytes():
-        if node.poll() is not None or time.monotonic() > end:
-            node.kill()
-            pytest.fail(f"a Ray node did not start: {log.read_text()}")
-        time.sleep(0.2)
-    return node
+    while time.monotonic() < end:
+        with log.open("wb") as file:
+            node = subprocess.Popen(command, env={**os.environ, **_ENVIRONMENT}, stdout=file, stderr=subprocess.STDOUT)
+        while node.poll() is None and time.monotonic() < end:
+            if b"Ray runtime started" in log.read_bytes():
+                return node
+            time.sleep(0.2)
+        node.kill()  # Ray gives up after 30 seconds, a limit that cannot be set: once more
+    pytest.fail(f"a Ray node did not start: {log.read_text()}")
 
 
 @pytest.fixture(scope="session")

@@ -150,7 +150,7 @@ def supervise(
             for record in follow(ray, job, spec, verl_config):
                 completed = max(completed, record.step)
             return
-        except ray.exceptions.RayError as error:
+        except (ray.exceptions.RayError, RankError) as error:
             cause = getattr(error, "cause", None) or error
             # Steps since an old checkpoint are no progress: a job that always fails at one step would never end.
             failures = 0 if completed > furthest else failures + 1
@@ -187,11 +187,17 @@ def follow(ray: Any, job: Any, spec: JobSpec, verl_config: Any) -> Iterator[Step
     run = RunDirectory(spec.folder)
     loggers = open_loggers(run.config["loggers"], run)
     loggers.start(run.config)
+    used: set[str] = set()
     try:
         finished = job.run.remote(verl_config)
         ended = False
         while not ended:
             ended = bool(ray.wait([finished], timeout=POLL_SECONDS)[0])
+            # verl would wait for a storage unit of its queue on a dead node, for 10 minutes per request.
+            placed = [group for group in list_placement_groups(ray).values() if group["state"] == "CREATED"]
+            used |= {node for group in placed for node in group["bundles_to_node_id"].values()}
+            if not ended and (dead := used - {node["NodeID"] for node in ray.nodes() if node["Alive"]}):
+                raise RankError(f"a node with training processes died: {', '.join(sorted(dead))}")
             records, progress = ask_job(ray, job.poll.remote(), spec)
             for record in records:
                 loggers.step(record)
@@ -270,10 +276,15 @@ def end_job(ray: Any, job: Any) -> None:
     from ray.util.placement_group import PlacementGroup  # `ray.util.placement_group` is a function
 
     ray.kill(job)
+    for key in list_placement_groups(ray):
+        ray.util.remove_placement_group(PlacementGroup(ray.PlacementGroupID.from_hex(key)))
+
+
+def list_placement_groups(ray: Any) -> dict[str, Any]:
+    """The reservations of this driver's jobs for GPUs, by id."""
     own = ray.get_runtime_context().get_job_id()
-    for key, group in ray.util.placement_group_table().items():
-        if key.endswith(own) and group["state"] != "REMOVED":  # an id ends with that of the Ray job
-            ray.util.remove_placement_group(PlacementGroup(ray.PlacementGroupID.from_hex(key)))
+    table = ray.util.placement_group_table().items()
+    return {key: each for key, each in table if key.endswith(own) and each["state"] != "REMOVED"}  # an id has the job's
 
 
 def wait_until_free(ray: Any, cluster: ClusterConfig) -> None:
