@@ -16,7 +16,7 @@ from agentfly.backends.base import OnUpdate, Request  # noqa: E402
 from agentfly.backends.engine import scheduler  # noqa: E402
 from agentfly.backends.engine.engine import Engine  # noqa: E402
 from agentfly.backends.engine.kv_cache import KVCache  # noqa: E402
-from agentfly.backends.engine.model_runner import Launched, ModelRunner, bytes_per_token  # noqa: E402
+from agentfly.backends.engine.model_runner import ModelRunner, WaitForOutput, bytes_per_token  # noqa: E402
 from agentfly.backends.engine.request import Batch, EngineRequest  # noqa: E402
 from agentfly.backends.engine.sampler import SamplingRow, sample, uniform  # noqa: E402
 from agentfly.backends.engine.scheduler import Scheduler  # noqa: E402
@@ -94,7 +94,7 @@ class PagedRunner(ModelRunner):
     def attach(self, scheduler: Scheduler) -> None:
         self._last = np.zeros(scheduler.tables.rows, np.int32)
 
-    def launch(self, batch: Batch) -> Launched:
+    def launch(self, batch: Batch) -> WaitForOutput:
         rows = batch.rows[: batch.decodes]
         batch.tables.tokens[rows, batch.starts[: batch.decodes]] = self._last[rows]  # what the host does not know yet
         launched = super().launch(batch)
