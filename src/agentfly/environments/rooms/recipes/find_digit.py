@@ -7,8 +7,8 @@
 
 Harder than `rooms`: two calls in a row have to be right, and each says where in the image something is. In the first
 image the digit is about eight pixels high. The tiny model has been taught to read digits, to say in which quarter one
-is, and to use the tool in many ways, most of them wrong; rewards teach it to follow what it sees.
-With the seed 0, thirty steps go from 0.13 to 0.97 of the held-out tasks.
+is, and to use the tool in many ways, most of them wrong; rewards alone teach it to enlarge the quarter that it sees the
+digit in.
 """
 
 from typing import Any
