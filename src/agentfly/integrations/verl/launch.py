@@ -284,7 +284,8 @@ def list_placement_groups(ray: Any) -> dict[str, Any]:
     """The reservations of this driver's jobs for GPUs, by id."""
     own = ray.get_runtime_context().get_job_id()
     table = ray.util.placement_group_table().items()
-    return {key: each for key, each in table if key.endswith(own) and each["state"] != "REMOVED"}  # an id has the job's
+    # An id ends with that of the Ray job.
+    return {key: each for key, each in table if key.endswith(own) and each["state"] != "REMOVED"}
 
 
 def wait_until_free(ray: Any, cluster: ClusterConfig) -> None:
