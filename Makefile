@@ -14,6 +14,9 @@ PINS   := pyproject.toml constraints.txt
 # Tests start hundreds of interpreters: cache their bytecode even where the shell has turned that off.
 export PYTHONDONTWRITEBYTECODE :=
 
+# One more than the two cores that the time limits are for: many tests wait for processes that they start.
+WORKERS ?= 3
+
 COMMIT ?= HEAD~1
 
 # vLLM pins its own torch and transformers. If PyPI has no CPU build of torch:
@@ -55,20 +58,20 @@ types-and-layers: $(DEV)
 	@echo "» lint-imports";        output=$$($(BIN)/lint-imports --no-logo) || { echo "$$output"; exit 1; }
 
 pytest: $(DEV)
-	@echo "» pytest";              $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow_smoke"
+	@echo "» pytest";              $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow_smoke"
 
 quick: $(DEV)  ## run the tests that start no process and no model
-	@$(BIN)/python -m pytest --quick -n 2 --dist loadfile
+	@$(BIN)/python -m pytest --quick -n $(WORKERS) --dist loadfile
 
 matrix:  ## run the quick tests on every installed Python from 3.11 to 3.13 (or VERSIONS=3.12), each with the core only
 	@$(PYTHON) tests/matrix.py $(VERSIONS)
 
 slow-smoke: $(DEV)  ## build and test the wheel and the docs site, compile the learner, and run the tests that start a browser or a cluster, or kill runs
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "slow_smoke and not browser_full and not gateway_full and not mcp_full" \
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "slow_smoke and not browser_full and not gateway_full and not mcp_full" \
 		$$(grep -rlE --include='test_*.py' 'slow_smoke|needs_browser' tests)
 
 browser-full: $(DEV)  ## the longer tests of GUI environments: every task, many browsers, recipes, the contract
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m browser_full $$(grep -rl --include='test_*.py' 'browser_full' tests)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m browser_full $$(grep -rl --include='test_*.py' 'browser_full' tests)
 
 docs: $(DEV)  ## build the docs site into build/site; a broken link or a warning is an error
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs --quiet build --strict
@@ -88,14 +91,14 @@ bench-check: $(DEV)  ## compare the speed with an earlier commit, side by side: 
 	@$(BIN)/python -m benchmarks.check $(COMMIT)
 
 gateway: $(AGENTS)  ## test the gateway with agents of other packages: openai-agents, smolagents, langgraph, pydantic-ai
-	@$(BIN)/python -m pytest -n 2 --dist loadfile tests/gateway tests/agents/test_external.py
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/gateway tests/agents/test_external.py
 
 gateway-full: $(AGENTS)  ## the same with ten thousand fuzzed requests, two hundred streaming clients and a training
 	@$(BIN)/python -m pytest -m "" tests/gateway tests/agents/test_external.py
 
 mcp: $(DEV)  ## test MCP with the reference servers of PyPI and npm
 	@$(BIN)/python tests/integrations/mcp/fetch.py
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "" tests/integrations/mcp
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "" tests/integrations/mcp
 
 vllm: $(VLLM)/.installed  ## test the vLLM backend and server on a CPU, in a separate virtual environment
 	@$(VLLM)/bin/agentfly models prepare tiny
@@ -103,7 +106,7 @@ vllm: $(VLLM)/.installed  ## test the vLLM backend and server on a CPU, in a sep
 
 verl: $(VERL)/.installed  ## test training on verl over two Ray nodes on a CPU, in a separate virtual environment
 	@$(VERL)/bin/agentfly models prepare tiny
-	@$(VERL_TEST) -n 2 --dist loadfile $(VERL_CORE)
+	@$(VERL_TEST) -n $(WORKERS) --dist loadfile $(VERL_CORE)
 	@$(VERL_TEST) -m verl tests/verl
 
 verl-full: $(VERL)/.installed  ## the same with resume, doctor, asynchronous rollout, a critic, and the death of the trainer, a rank, a node and the balancer

@@ -71,21 +71,19 @@ ENVS = {
     # Held-out functions are harder than those of training tasks, which a search would evaluate.
     "programs": Env("program_synthesis", draw_by("ProgramSynthesis", kinds=["lists"]), max_tokens=128, warm_steps=13),
     "shell": Env("shell", draw_by("Shell"), changes=("max_turns=3",)),
-    "math": Env(
-        "math_with_python", draw_by("MathWithPython"), stages=(6, 9, 11, 13, 15, 18, 22, 26), target=0.2,
-        learning=("steps=30", "zero_variance=resample"),
-    ),
+    "math": Env("math_with_python", draw_by("MathWithPython"), warm_steps=9),
     "webshop": Env(
         "webshop", draw_by("WebShop"), max_tokens=64, changes=("tasks_per_step=24", LONG), stages=SHOP_STAGES,
         target=0.2, learning=("steps=45",),
     ),
     "webshop-official": Env(
-        "webshop", draw_official_shop, max_tokens=64, changes=("tasks_per_step=24", LONG), stages=SHOP_STAGES,
-        target=0.2, learning=("steps=45",),
+        "webshop", draw_official_shop, trained=2400, max_tokens=64, changes=("tasks_per_step=24", LONG), warm_steps=14,
+        learning=("steps=100",),
     ),
     "alfworld": Env(
-        "alfworld", draw_by("ALFWorld"), held_out=240, max_tokens=48,
-        changes=("tasks_per_step=16", "max_turns=22", LONG), stages=(30, 40, 48, 56, 64, 76, 90, 110),
+        "alfworld", draw_by("ALFWorld"), trained=2400, held_out=240, max_tokens=48,
+        changes=("tasks_per_step=16", "max_turns=20", LONG), warm_steps=40,
+        learning=("steps=150", "algorithm=gigpo"),
     ),
     "scienceworld": Env(
         "scienceworld", draw_by("ScienceWorld", tasks=SCIENCE), demonstrated=128, trained=260, held_out=200,
