@@ -5,7 +5,7 @@ take batches of 64 chains of as many tasks, in one optimizer step or four. Disti
 and compares them with the teacher, by the divergence over the whole vocabulary (exact) or of the sampled token. SFT
 samples them from the teacher. A seed has its own teacher and order of tasks.
 
-    python -m benchmarks.distillation FOLDER [--seeds 0 1 2] [--steps 10] [--quick]
+    python -m benchmarks.distillation FOLDER [--seeds 0 1 2] [--steps 10] [--eval-tasks 200] [--quick]
 
 Teachers and finished variants in the folder are reused, so that an interrupted study can be continued.
 """
@@ -23,7 +23,6 @@ from benchmarks.table import print_table
 
 CHAINS = 64
 """Chains per step."""
-EVAL_TASKS = 200
 VARIANTS: list[tuple[str, int, int, tuple[float, ...]]] = [
     ("exact", 1, 1, (5e-4, 1e-3, 2e-3)),
     ("exact", 4, 1, (1e-3, 2e-3)),
@@ -43,6 +42,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", nargs="*", type=int, default=[10])
+    parser.add_argument("--eval-tasks", type=int, default=200)
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -50,7 +50,7 @@ def main() -> None:
         options.seeds, options.steps = [0], [1]
     from agentfly.environments.lookup import recipe
 
-    recipe.eval_tasks = recipe.draw_tasks(20 if options.quick else EVAL_TASKS, seed=3, held_out=True)
+    recipe.eval_tasks = recipe.draw_tasks(20 if options.quick else options.eval_tasks, seed=3, held_out=True)
     rows: list[list[Any]] = []
     for seed in options.seeds:
         teacher = train_teacher(options.folder, seed, steps=2 if options.quick else 50)
