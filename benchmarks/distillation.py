@@ -2,9 +2,10 @@
 
 The student is the model `tiny`, the teacher the same model after 50 steps of GRPO on the recipe `lookup`. Both
 take batches of 64 chains of as many tasks, in one optimizer step or four. Distillation samples them from the student
-and scores them with the teacher, SFT samples them from the teacher. A seed has its own teacher and order of tasks.
+and compares them with the teacher, by the divergence over the whole vocabulary (exact) or of the sampled token. SFT
+samples them from the teacher. A seed has its own teacher and order of tasks.
 
-    python -m benchmarks.distillation FOLDER [--seeds 0 1 2] [--steps 10] [--quick]
+    python -m benchmarks.distillation FOLDER [--seeds 0 1 2] [--steps 10] [--eval-tasks 200] [--quick]
 
 Teachers and finished variants in the folder are reused, so that an interrupted study can be continued.
 """
@@ -22,15 +23,18 @@ from benchmarks.table import print_table
 
 CHAINS = 64
 """Chains per step."""
-EVAL_TASKS = 200
 VARIANTS: list[tuple[str, int, int, tuple[float, ...]]] = [
-    ("distillation", 1, 1, (5e-4, 1e-3, 2e-3)),
-    ("distillation", 4, 1, (1e-3, 2e-3)),
+    ("exact", 1, 1, (5e-4, 1e-3, 2e-3)),
+    ("exact", 4, 1, (1e-3, 2e-3)),
+    ("exact", 1, 4, (5e-4, 1e-3)),
+    ("sampled", 1, 1, (5e-4, 1e-3, 2e-3)),
+    ("sampled", 4, 1, (1e-3, 2e-3)),
     ("SFT", 1, 1, (5e-4, 1e-3, 2e-3)),
     ("SFT", 4, 1, (1e-3,)),
     ("SFT", 1, 4, (5e-4, 1e-3)),
 ]
-"""Method, optimizer steps per batch and epoch, epochs, and the peak learning rates; all fall linearly to 0."""
+"""Method, optimizer steps per batch and epoch, epochs, and the peak learning rates; all fall linearly to 0. The methods
+are the values of `teacher.divergence`, and SFT."""
 
 
 def main() -> None:
@@ -38,6 +42,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", nargs="*", type=int, default=[10])
+    parser.add_argument("--eval-tasks", type=int, default=200)
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -45,7 +50,7 @@ def main() -> None:
         options.seeds, options.steps = [0], [1]
     from agentfly.environments.lookup import recipe
 
-    recipe.eval_tasks = recipe.draw_tasks(20 if options.quick else EVAL_TASKS, seed=3, held_out=True)
+    recipe.eval_tasks = recipe.draw_tasks(20 if options.quick else options.eval_tasks, seed=3, held_out=True)
     rows: list[list[Any]] = []
     for seed in options.seeds:
         teacher = train_teacher(options.folder, seed, steps=2 if options.quick else 50)
@@ -55,7 +60,7 @@ def main() -> None:
             rows.append([seed, name, "", "", "", *measure(place, lambda model=model: model)])  # type: ignore[misc]
         for steps in options.steps:
             for method, splits, epochs, rates in VARIANTS:
-                make: Any = distill if method == "distillation" else imitate
+                make: Any = imitate if method == "SFT" else partial(distill, divergence=method)
                 for rate in rates:
                     place = options.folder / f"{method}-{steps}-{splits}-{epochs}-{rate}-{seed}"
                     settings = {"steps": steps, "splits": splits, "epochs": epochs, "rate": rate, "seed": seed}
@@ -78,8 +83,10 @@ def train_teacher(folder: Path, seed: int, steps: int) -> Path:
     return next((place / "checkpoints").glob("step-*")) / "model"
 
 
-def distill(place: Path, teacher: Path, *, steps: int, splits: int, epochs: int, rate: float, seed: int) -> Path:
-    """Train the student on its own chains, one per task, by the teacher's log-probabilities alone."""
+def distill(
+    place: Path, teacher: Path, *, divergence: str, steps: int, splits: int, epochs: int, rate: float, seed: int
+) -> Path:
+    """Train the student on its own chains, one per task, by the divergence to the teacher alone."""
     from agentfly.environments.lookup import recipe
     from agentfly.training import train
 
@@ -87,6 +94,7 @@ def distill(place: Path, teacher: Path, *, steps: int, splits: int, epochs: int,
     config = recipe.config.override(
         {
             "teacher.model": str(teacher),
+            "teacher.divergence": divergence,
             "tasks_per_step": CHAINS,
             "num_chains": 1,
             "mini_batches": splits,

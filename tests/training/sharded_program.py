@@ -32,7 +32,7 @@ LENGTHS = (30, 5, 17, 40, 9, 2, 61, 33, 12, 25, 48)
 CASES: dict[str, dict[str, Any]] = {
     "grpo": {"mini_batches": 2, "loss": Loss(entropy_coef=0.01), "weight_decay": 0.1},
     "ppo": {"critic": True, "epochs": 2},
-    "kl": {"loss": Loss(kl_coef=0.1), "reference": True, "gradient_checkpointing": True},
+    "kl": {"loss": Loss(kl_coef=0.1, teacher_coef=0.5), "reference": True, "gradient_checkpointing": True},
     "lora": {"loss": Loss(kl_coef=0.1), "reference": True, "critic": True, "micro_batch_tokens": 60},
     "vision": {"loss": Loss(kl_coef=0.1), "reference": True, "critic": True, "epochs": 2},
 }
@@ -47,7 +47,7 @@ def build(case: str, folder: Path, make: Callable[..., LocalLearner] = LocalLear
     if case == "lora":
         model = add_lora(model, 4, seed=0)
     settings = {"learning_rate": 1e-3, "precision": "float32", "micro_batch_tokens": 100, **CASES[case]}
-    if case == "grpo":
+    if case in ("grpo", "kl"):
         settings["teacher"] = model_of(seed=1, config=LlamaConfig(**{**CONFIG.to_dict(), "num_hidden_layers": 1}))
     learner: Any = make(model, **settings, **placement)
     learner.gradients = {}

@@ -6,6 +6,7 @@ import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ torch = pytest.importorskip("torch", reason="training needs torch: pip install '
 
 from safetensors.torch import load_file, save_file  # noqa: E402
 from torch import Tensor  # noqa: E402
+from transformers import LlamaConfig  # noqa: E402
 
 from agentfly.algorithms.loss import Loss  # noqa: E402
 from agentfly.backends.engine.loading import resolve_dtype  # noqa: E402
@@ -25,7 +27,7 @@ from agentfly.training.local_learner import LocalLearner  # noqa: E402
 from agentfly.training.lora import add_lora  # noqa: E402
 from agentfly.training.optimizer import LRSchedule  # noqa: E402
 from tests.backends.engine.test_architectures import PLAIN, built  # noqa: E402
-from tests.backends.engine.tiny import model_of  # noqa: E402
+from tests.backends.engine.tiny import CONFIG, model_of  # noqa: E402
 from tests.training.pieces import piece, sample, samples  # noqa: E402
 
 LENGTHS = (30, 5, 17, 40, 9, 2)
@@ -94,6 +96,63 @@ def test_gradient_equals_the_formula() -> None:
     model.zero_grad()
     got = gradient(model, given, loss=Loss("plain"))
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "mini_batches", "lora"), [("token", 1, False), ("sequence", 1, True), ("token", 2, False)]
+)
+@pytest.mark.parametrize("budget", [1, 45, 1000])
+def test_gradient_of_the_divergence_to_a_teacher_equals_the_formula(
+    budget: int, aggregation: str, mini_batches: int, lora: bool
+) -> None:
+    given = samples(*LENGTHS, temperature=0.8)
+    model, teacher = model_of(), model_of(seed=1, config=LlamaConfig(**{**CONFIG.to_dict(), "hidden_size": 32}))
+    if lora:
+        model = add_lora(model, 4, seed=0)
+    batch = list(given)
+    if mini_batches > 1:  # the first step has the first half of the shuffled samples
+        Random("0/0").shuffle(batch)
+        batch = batch[: len(batch) // 2]
+    total, loss = sum(each.num_sampled_tokens for each in batch), torch.zeros(())
+    for each in batch:
+        tokens = torch.tensor(each.segment.tokens)[None].long()
+        own, target = ((of(tokens).logits[0, :-1] / 0.8).log_softmax(-1) for of in (model, teacher))
+        divergence = (own.exp() * (own - target.detach())).sum(-1)  # [tokens - 1]
+        surrogate = -own.gather(1, tokens[0, 1:, None])[:, 0] * torch.tensor(each.advantages[1:])
+        divisor = total if aggregation == "token" else len(batch) * each.num_sampled_tokens
+        loss = loss + ((surrogate + 0.5 * divergence) * torch.tensor(each.segment.mask[1:])).sum() / divisor
+    loss.backward()
+    expected = torch.cat([each.grad.flatten() for each in model.parameters() if each.requires_grad])
+    model.zero_grad()
+    settings = {"micro_batch_tokens": budget, "mini_batches": mini_batches, "aggregation": aggregation}
+    got = gradient(model, given, loss=Loss("plain", teacher_coef=0.5), teacher=teacher, **settings)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
+    assert all(each.grad is None for each in teacher.parameters())
+
+
+def test_divergence_to_a_teacher_is_measured_and_reaches_zero() -> None:
+    given = [replace(each, advantages=np.zeros_like(each.advantages)) for each in samples(*LENGTHS)]
+    teacher = model_of(seed=1)
+    learner = learner_of(model_of(), loss=Loss(teacher_coef=2.0), teacher=teacher)
+    first = learner.update(given)
+    assert first["policy/loss"] == pytest.approx(2 * first["policy/teacher_kl"], rel=1e-5)
+    assert first["policy/teacher_kl"] > 0.1
+    same = learner_of(model_of(seed=1), loss=Loss(teacher_coef=2.0), teacher=teacher).update(given)
+    assert same["policy/teacher_kl"] == pytest.approx(0, abs=1e-6)
+    assert same["policy/grad_norm"] == pytest.approx(0, abs=1e-5)
+
+
+def test_teacher_without_comparable_logits_is_refused() -> None:
+    loss = Loss(teacher_coef=1.0)
+    with pytest.raises(ConfigError, match="make the learner with teacher=model"):
+        learner_of(model_of(), loss=loss)
+    fewer = model_of(config=LlamaConfig(**{**CONFIG.to_dict(), "vocab_size": 290}))
+    with pytest.raises(ConfigError, match=r"the teacher has 290 of the 300 .*: write teacher.divergence=sampled"):
+        learner_of(model_of(), loss=loss, teacher=fewer)
+    custom = model_of()
+    custom.lm_head.register_forward_hook(lambda _, __, out: out.sin())
+    with pytest.raises(ConfigError, match="needs heads that are plain linear layers"):
+        learner_of(model_of(), loss=loss, teacher=custom)
 
 
 def test_padded_rows_give_the_same_gradient() -> None:

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from agentfly.algorithms.base import SegmentArrays  # noqa: E402
 from agentfly.training import logprobs  # noqa: E402
-from agentfly.training.logprobs import Head, score, score_logits  # noqa: E402
+from agentfly.training.logprobs import Head, score, score_logits, score_with_teacher  # noqa: E402
 from agentfly.training.model import Policy  # noqa: E402
 from tests.backends.engine.test_architectures import PACKED, PLAIN, built  # noqa: E402
 from tests.backends.engine.tiny import model_of  # noqa: E402
@@ -62,13 +62,20 @@ def test_batched_logprobs_equal_a_plain_forward_pass(family: str, recompute: boo
 @pytest.mark.parametrize(("scale", "softcap", "biased"), [(1.0, None, False), (0.5, None, True), (2.0, 3.0, True)])
 def test_gradient_equals_finite_differences(scale: float, softcap: float | None, biased: bool) -> None:
     torch.manual_seed(0)
-    hidden, weight, bias = (torch.randn(shape, dtype=torch.double) for shape in ((5, 4), (7, 4), (7,)))
+    shapes = ((5, 4), (7, 4), (7,))
+    hidden, weight, bias = (torch.randn(shape, dtype=torch.double) for shape in shapes)
+    teacher_hidden, teacher_weight = torch.randn(5, 3, dtype=torch.double), torch.randn(9, 3, dtype=torch.double)
     tokens, heat = torch.randint(0, 7, (5,)), torch.tensor([1.0, 0.5, 0.0, 2.0, 1.0], dtype=torch.double)
-    logprobs.LOGITS["cpu"], before = 14, logprobs.LOGITS["cpu"]  # two rows at a time
+    logprobs.LOGITS["cpu"], before = 28, logprobs.LOGITS["cpu"]  # four rows at a time, two with a teacher
 
     def scored(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         head = Head(weight, bias if biased else None, scale, softcap)
         return torch.stack(score(hidden, head, tokens, heat))
+
+    def compared(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        head = Head(weight, bias if biased else None, scale, softcap)
+        teacher = {"teacher_hidden": teacher_hidden, "teacher_head": Head(teacher_weight, None, scale, softcap)}
+        return torch.stack(score_with_teacher(hidden, head, tokens, heat, **teacher))
 
     try:
         inputs = [each.requires_grad_() for each in (hidden, weight, bias)]
@@ -76,6 +83,13 @@ def test_gradient_equals_finite_differences(scale: float, softcap: float | None,
         head = Head(weight, bias if biased else None, scale, softcap)
         expected = torch.stack(score_logits(head.logits(hidden), tokens, heat))
         torch.testing.assert_close(scored(*inputs), expected)
+        assert torch.autograd.gradcheck(compared, inputs)
+        own = (head.logits(hidden) / heat.where(heat > 0, 1)[:, None]).log_softmax(-1)
+        # The teacher's last two rows pad its vocabulary.
+        given = Head(teacher_weight[:7], None, scale, softcap).logits(teacher_hidden)
+        given = (given / heat.where(heat > 0, 1)[:, None]).log_softmax(-1)
+        divergence = (own.exp() * (own - given)).sum(-1)
+        torch.testing.assert_close(compared(*inputs), torch.cat([expected, divergence[None]]))
     finally:
         logprobs.LOGITS["cpu"] = before
 
@@ -127,12 +141,13 @@ def test_logits_are_computed_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     hidden, weight = torch.randn(tokens, width, requires_grad=True), torch.randn(words, width, requires_grad=True)
     asked, heat = torch.from_numpy(np.arange(tokens)), torch.ones(tokens)
 
-    def largest() -> int:
+    def largest(**teacher: Any) -> int:
         with Largest() as seen:
-            scores, entropies = score(hidden, Head(weight), asked, heat)
-            (scores.sum() + entropies.sum()).backward()
+            out = (score_with_teacher if teacher else score)(hidden, Head(weight), asked, heat, **teacher)
+            torch.stack(out).sum().backward()
         return seen.numbers
 
     assert largest() == tokens * words
     monkeypatch.setitem(logprobs.LOGITS, "cpu", 20 * words)
     assert largest() == 20 * words
+    assert largest(teacher_hidden=hidden.detach(), teacher_head=Head(weight.detach())) == 10 * words

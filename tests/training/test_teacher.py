@@ -66,20 +66,26 @@ def test_expected_gradient_is_that_of_the_reverse_kl_divergence() -> None:
     torch.testing.assert_close(expected, exact)
 
 
-def test_student_approaches_its_teacher_and_resumes_with_the_same_result(tmp_path: Path, teacher: Path) -> None:
+@pytest.mark.parametrize("divergence", ["exact", "sampled"])
+def test_student_approaches_its_teacher_and_resumes_with_the_same_result(
+    tmp_path: Path, teacher: Path, divergence: str
+) -> None:
     changes = [f"teacher.model={teacher}", "num_chains=1", "tasks_per_step=16", "optimizer.learning_rate=0.02"]
+    changes.append(f"teacher.divergence={divergence}")
     whole = run(tmp_path / "whole", *changes, "steps=16")
-    divergence = metric(whole, "policy/teacher_kl")
-    assert np.mean(divergence[-4:]) < 0.75 * np.mean(divergence[:4])
+    distance = metric(whole, "policy/teacher_kl")
+    assert np.mean(distance[-4:]) < 0.75 * np.mean(distance[:4])
     assert metric(whole, "policy/tokens")[0] > 0  # one chain per task: there is no group to compare it with
     run(tmp_path / "run", *changes, "steps=8")
     resume_run(tmp_path / "run", None, ["steps=16"])
-    assert metric(RunDirectory(tmp_path / "run"), "policy/teacher_kl") == divergence
+    assert metric(RunDirectory(tmp_path / "run"), "policy/teacher_kl") == distance
 
 
 def test_advantages_are_those_of_the_teacher_plus_those_of_the_reward(tmp_path: Path, teacher: Path) -> None:
     plain = run(tmp_path / "plain", "steps=1", "zero_variance=keep")
-    mixed = run(tmp_path / "mixed", "steps=1", f"teacher.model={teacher}", "teacher.coef=2", "teacher.reward_coef=0.5")
+    changes = ["steps=1", f"teacher.model={teacher}", "teacher.coef=2", "teacher.reward_coef=0.5"]
+    mixed = run(tmp_path / "mixed", *changes, "teacher.divergence=sampled")
+    exact = run(tmp_path / "exact", *changes)
     model = AutoModelForCausalLM.from_pretrained(teacher)
     learned = mixed.learner_logprobs(1)
     compared = 0
@@ -94,6 +100,11 @@ def test_advantages_are_those_of_the_teacher_plus_those_of_the_reward(tmp_path: 
             np.testing.assert_allclose(other.advantages[number][1:][mask], expected, atol=1e-3)
             compared += mask.sum()
     assert compared > 50
+    for one, other in zip(plain.trajectories(1), exact.trajectories(1), strict=True):
+        for reward, both in zip(one.advantages, other.advantages, strict=True):
+            np.testing.assert_allclose(both, 0.5 * np.asarray(reward), atol=1e-6)
+    terms = [metric(exact, f"policy/{name}")[0] for name in ("loss_teacher", "teacher_kl")]
+    assert terms[0] == pytest.approx(2 * terms[1], rel=1e-3)
 
 
 def test_teacher_with_another_vocabulary_is_refused_with_both(tmp_path: Path, teacher: Path, small_model: Path) -> None:
@@ -143,7 +154,7 @@ def test_server_scores_like_the_model_it_serves(openai_server: OpenAIServer, tmp
     serve(openai_server, teacher)
     changes = ["steps=1", "num_chains=1", "tasks_per_step=4"]
     served = run(tmp_path / "served", "teacher.model=any", f"teacher.base_url={openai_server.url}", *changes)
-    loaded = run(tmp_path / "loaded", f"teacher.model={teacher}", *changes)
+    loaded = run(tmp_path / "loaded", f"teacher.model={teacher}", "teacher.divergence=sampled", *changes)
     expected = metric(loaded, "policy/teacher_kl")
     np.testing.assert_allclose(metric(served, "policy/teacher_kl"), expected, rtol=1e-3)
 

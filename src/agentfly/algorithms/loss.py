@@ -117,11 +117,14 @@ class TokenBatch:
     """Under the reference model; None where no KL term is used."""
     entropies: Tensor | None = None
     """Entropy of each token's distribution, with gradient; None where it is not measured."""
+    teacher_kl: Tensor | None = None
+    """KL divergence of each token's distribution to the teacher's, with gradient; None where it is not a loss term."""
 
 
 @dataclass(frozen=True)
 class Loss:
-    """The scalar loss of a `TokenBatch`: policy surrogate + kl_coef · KL − entropy_coef · entropy."""
+    """The scalar loss of a `TokenBatch`: policy surrogate + kl_coef · KL − entropy_coef · entropy + teacher_coef ·
+    KL to the teacher."""
 
     surrogate: Surrogate = "clip"
     clip: Clip = (0.2, 0.2)
@@ -130,6 +133,8 @@ class Loss:
     kl_estimator: KLEstimator = "k3"
     entropy_coef: float = 0.0
     """Entropy bonus coefficient."""
+    teacher_coef: float = 0.0
+    """Coefficient of the KL divergence to the teacher; 0 where it is part of the advantages, or not used."""
     correction: Correction | None = None
     """Importance-sampling correction; None measures the mismatch and does not correct it."""
     correction_cap: float = 2.0
@@ -159,6 +164,8 @@ class Loss:
             raise ConfigError("this loss has a KL term, and no `reference_logprobs` came with the tokens")
         if self.entropy_coef and tokens.entropies is None:
             raise ConfigError("this loss has an entropy bonus, and no `entropies` came with the tokens")
+        if self.teacher_coef and tokens.teacher_kl is None:
+            raise ConfigError("this loss has a divergence to a teacher, and no `teacher_kl` came with the tokens")
         log_ratio = tokens.logprobs - tokens.old_logprobs  # [tokens] log(π / π_old)
         if self.surrogate == "gspo":
             # The sequence's ratio, with the gradient of the token alone, so that tokens of one sequence may have
@@ -187,6 +194,10 @@ class Loss:
         if tokens.entropies is not None:
             metrics["entropy"] = tokens.entropies.detach().sum()
             terms |= {"loss_entropy": -self.entropy_coef * tokens.entropies} if self.entropy_coef else {}
+        if tokens.teacher_kl is not None:
+            # Not multiplied by a correction: it is exact in each state, whichever weights sampled the token.
+            metrics["teacher_kl"] = tokens.teacher_kl.detach().sum()
+            terms["loss_teacher"] = self.teacher_coef * tokens.teacher_kl
         sums = {name: (tokens.weights * term).sum() for name, term in terms.items()}
         loss = torch.stack(list(sums.values())).sum()
         return loss, metrics | {name: term.detach() for name, term in {"loss": loss, **sums}.items()}

@@ -2,7 +2,8 @@
 
 The learner is asked in one batched pass each for what the configuration needs (old, reference and teacher
 log-probabilities, values). Where KL is part of the reward, its penalty is subtracted there; the algorithm does the
-rest. With a teacher, A = teacher.coef · (log π_teacher − log π) + teacher.reward_coef · A_algorithm, token by token.
+rest. With a teacher, A = teacher.coef · (log π_teacher − log π) + teacher.reward_coef · A_algorithm, token by token;
+where the divergence to the teacher is exact, it is a term of the loss, and only the second summand is left.
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ def compute_samples(
     # Each list is aligned with `segments`; None where this configuration does not read it.
     missing: list[Floats | None] = [None] * len(segments)
     distill = config.teacher.model is not None
-    old = learner.score(segments, temperature) if in_reward or distill else missing
+    sampled = distill and not config.teacher.is_exact
+    old = learner.score(segments, temperature) if in_reward or sampled else missing
     reference = learner.score_reference(segments, temperature) if config.kl.coef else missing
-    taught = (teacher or learner).score_teacher(segments, temperature) if distill else missing
+    taught = (teacher or learner).score_teacher(segments, temperature) if sampled else missing
     values = learner.values(segments) if config.algorithm.needs_values else missing
     penalties = [
         kl_penalty(mine, theirs, config.kl.estimator, kl_coef)
@@ -76,9 +78,10 @@ def compute_samples(
         for number, segment in enumerate(episode.segments):
             advantages = episode.advantages[number]
             mine, theirs = old[index], taught[index]
+            if distill:
+                advantages = config.teacher.reward_coef * advantages
             if mine is not None and theirs is not None:
-                gain = teacher_advantages(mine, theirs, config.teacher.coef)
-                advantages = gain + config.teacher.reward_coef * advantages
+                advantages = advantages + teacher_advantages(mine, theirs, config.teacher.coef)
             if segment.mask.any():  # a segment without sampled tokens has nothing to train
                 samples.append(
                     Sample(
@@ -97,7 +100,7 @@ def compute_samples(
 
 
 def measure_teacher(samples: Sequence[Sample]) -> dict[str, float]:
-    """The reverse KL divergence to the teacher before the update, in nats per token; empty without a teacher."""
+    """The sampled reverse KL divergence to the teacher before the update, in nats per token; empty without one."""
     gaps = [
         (each.old_logprobs - each.teacher_logprobs)[each.segment.mask]
         for each in samples

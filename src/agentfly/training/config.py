@@ -143,6 +143,11 @@ class TrainConfig:
         return self.teacher.model is None or self.teacher.reward_coef > 0
 
     @property
+    def has_surrogate(self) -> bool:
+        """Whether any token has an advantage: not where the exact divergence to a teacher is all that is trained."""
+        return self.learns_from_rewards or not self.teacher.is_exact
+
+    @property
     def min_chains(self) -> int:
         """Chains that a group needs to be trained."""
         return 2 if self.learns_from_rewards and self.algorithm.needs_groups else 1
@@ -229,7 +234,8 @@ class TrainConfig:
             )
         if loss.aggregation == "constant" and self.longest_chain is None:
             raise ConfigError("loss.aggregation='constant' divides by the longest chain: give sampling.max_tokens")
-        if (staleness := self.async_training.max_staleness) and loss.correction is None:
+        staleness = self.async_training.max_staleness
+        if staleness and loss.correction is None and self.has_surrogate:
             raise ConfigError(
                 f"async_training.max_staleness={staleness} trains tokens that older weights sampled, and "
                 "loss.correction=None would ignore that: write loss.correction=token-truncate"
@@ -240,6 +246,11 @@ class TrainConfig:
             raise ConfigError(
                 "backend.on_update='abort' ends running chains at every update, which async_training.max_staleness="
                 f"{staleness} lets run on: write backend.on_update=continue"
+            )
+        if self.teacher.base_url is not None and self.teacher.divergence == "exact":
+            raise ConfigError(
+                "teacher.divergence='exact' compares all logits, and a server returns log-probabilities of sampled "
+                "tokens only: write teacher.divergence=sampled, or load the teacher here, without teacher.base_url"
             )
         if self.teacher.base_url is not None and self.sampling.temperature != 1:
             raise ConfigError(
@@ -276,6 +287,9 @@ class TrainConfig:
             ):
                 if (value := getattr(self, name)) != default:
                     raise ConfigError(f"{name}={value!r} would have no effect: {reason}")
+        if not self.has_surrogate:
+            reason = "the exact divergence to the teacher is the loss, without advantages"
+            unused += [("loss", self.loss, name, reason) for name in ("type", "clip", "correction")]
         if self.loss.type == "plain":
             unused.append(("loss", self.loss, "clip", "loss.type='plain' clips nothing"))
         if self.loss.correction is None:

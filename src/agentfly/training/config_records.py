@@ -53,10 +53,18 @@ class TeacherConfig:
     """A name of `agentfly models`, a folder, a hub name, or the server's name of it; None trains without a teacher."""
     base_url: str | None = None
     """Address of an OpenAI-compatible server that scores prompts (vLLM), with /v1; None loads the model here."""
+    divergence: Literal["exact", "sampled"] | None = None
+    """exact: a loss term, summed over the vocabulary; sampled: an advantage, log π_teacher − log π of the sampled
+    token. None is exact, and sampled with a server, which returns no more than that."""
     coef: float = 1.0
-    """Factor on the advantage log π_teacher − log π of each sampled token."""
+    """Factor on the divergence."""
     reward_coef: float = 0.0
-    """Factor on the algorithm's advantage, which is added to it; 0 learns from the teacher alone."""
+    """Factor on the algorithm's advantage, which is added; 0 learns from the teacher alone."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the divergence is a loss term."""
+        return self.model is not None and self.base_url is None and self.divergence != "sampled"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -105,6 +105,8 @@ class LocalLearner:
         if reference and not has_adapters(model):
             self._reference = Policy(copy_trainable(model).requires_grad_(False), device, features=features)
         self._teacher = None if teacher is None else Policy(teacher.requires_grad_(False), device)
+        if self.loss.teacher_coef:
+            self._require_comparable_heads()
         self._critic = Critic(model, device, **settings) if critic else None
         self._runner = self._build_runner(
             micro_batch_tokens,
@@ -122,6 +124,20 @@ class LocalLearner:
         self._updates = 0
         self.update_logprobs: dict[str, Floats] = {}
         """Log-probabilities of the sampled tokens before the last update, by the name of the sample."""
+
+    def _require_comparable_heads(self) -> None:
+        """Raise ConfigError where the divergence to the teacher cannot be computed over the whole vocabulary."""
+        if self._teacher is None:
+            raise ConfigError("this loss has a divergence to a teacher: make the learner with teacher=model")
+        models = [each.backbone.model for each in (self._policy, self._teacher)]
+        own, given = (len(each.get_output_embeddings().weight) for each in models)
+        reason = None
+        if not (self._policy.has_plain_head and self._teacher.has_plain_head):
+            reason = "needs heads that are plain linear layers, of the student and of the teacher"
+        elif given < own:
+            reason = f"compares all logits, and the teacher has {given} of the {own} that the student has"
+        if reason is not None:
+            raise ConfigError(f"teacher.divergence='exact' {reason}: write teacher.divergence=sampled")
 
     # ── what the sharded learner does differently ──
 
@@ -142,6 +158,7 @@ class LocalLearner:
             kl_coef=config.kl.coef if config.kl.placement == "loss" else 0.0,
             kl_estimator=config.kl.estimator,
             entropy_coef=config.loss.entropy_coef,
+            teacher_coef=config.teacher.coef if config.teacher.is_exact else 0.0,
             correction=config.loss.correction,  # type: ignore[arg-type]
             correction_cap=config.loss.correction_cap,
         )
@@ -307,7 +324,13 @@ class LocalLearner:
         counts = [sample.num_sampled_tokens for sample in samples]
         gather = partial(gather_field, samples, device=self.device)
         # Every tensor from here on is [sampled tokens of all samples].
-        logprobs, entropies = self._policy(segments, [sample.temperature for sample in samples])
+        temperatures = [sample.temperature for sample in samples]
+        teacher_kl: Tensor | None = None
+        if self.loss.teacher_coef:
+            assert self._teacher is not None
+            logprobs, entropies, teacher_kl = self._policy.score_with_teacher(segments, temperatures, self._teacher)
+        else:
+            logprobs, entropies = self._policy(segments, temperatures)
         with_reference = self.loss.kl_coef > 0 or all(each.reference_logprobs is not None for each in samples)
         tokens = TokenBatch(
             logprobs=logprobs,
@@ -319,9 +342,11 @@ class LocalLearner:
             num_sequences=len(samples),
             reference_logprobs=gather("reference_logprobs") if with_reference else None,
             entropies=entropies if self.loss.entropy_coef != 0 else entropies.detach(),
+            teacher_kl=teacher_kl,
         )
         loss, measured = self.loss(tokens)
-        require_finite(loss, "the loss", tokens.logprobs * tokens.advantages, samples)
+        terms = tokens.logprobs * tokens.advantages
+        require_finite(loss, "the loss", terms if teacher_kl is None else terms + teacher_kl, samples)
         # On the host: ranks send these to each other.
         split = np.split(logprobs.detach().float().cpu().numpy(), np.cumsum(counts)[:-1])
         by_sample = dict(zip((sample.name for sample in samples), split, strict=True))

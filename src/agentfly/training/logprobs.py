@@ -1,4 +1,4 @@
-"""Log-probabilities and entropies of given tokens, without holding the logits of a whole batch in memory.
+"""Log-probabilities, entropies and the divergence to a teacher, without the logits of a whole batch in memory.
 
 The head is applied to a chunk of hidden states at a time, in the forward pass and again in the backward pass: with a
 vocabulary of 150,000, the logits of one long chain would take more memory than the model. It is as fast as storing
@@ -64,15 +64,40 @@ def score(hidden: Tensor, head: Head, tokens: Tensor, temperatures: Tensor) -> t
 
     hidden: [tokens, width], the hidden states before them; tokens, temperatures: [tokens].
     """
+    logprobs, entropies, _ = _score(hidden, head, tokens, temperatures, teacher=None)
+    return logprobs, entropies
+
+
+def score_with_teacher(
+    hidden: Tensor, head: Head, tokens: Tensor, temperatures: Tensor, *, teacher_hidden: Tensor, teacher_head: Head
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `score`, and the reverse KL divergence to a teacher, KL(π ‖ π_teacher) over the whole vocabulary: [tokens].
+
+    teacher_hidden: [tokens, width of the teacher]. The teacher is a constant. Its head has at least as many rows as the
+    student's; further ones, which pad the vocabulary, are left out.
+    """
+    rows = len(head.weight)
+    bias = None if teacher_head.bias is None else teacher_head.bias[:rows]
+    teacher_head = Head(teacher_head.weight[:rows], bias, teacher_head.scale, teacher_head.softcap)
+    return _score(hidden, head, tokens, temperatures, teacher=(teacher_hidden, teacher_head))
+
+
+def _score(
+    hidden: Tensor, head: Head, tokens: Tensor, temperatures: Tensor, *, teacher: tuple[Tensor, Head] | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities, entropies and divergences, [tokens] each; divergences of 0 without a teacher."""
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else head.weight.dtype
-    chunk = max(LOGITS.get(device, LOGITS["cpu"]) // len(head.weight), 1)
+    models = 1 if teacher is None else 2  # whose logits are in memory together
+    chunk = max(LOGITS.get(device, LOGITS["cpu"]) // (models * len(head.weight)), 1)
     temperatures = torch.where(temperatures > 0, temperatures, 1.0)
+    if teacher is not None:
+        teacher = teacher[0].to(dtype), teacher[1].to(dtype)
     with torch.autocast(device, enabled=False):
-        logprobs, entropies = _chunked_score(
-            hidden, head.weight, head.bias, head.scale, head.softcap, tokens, temperatures, chunk, dtype
+        scores: tuple[Tensor, Tensor, Tensor] = _chunked_score(
+            hidden, head.weight, head.bias, head.scale, head.softcap, tokens, temperatures, chunk, dtype, teacher
         )
-    return logprobs, entropies
+    return scores
 
 
 def score_logits(logits: Tensor, tokens: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
@@ -88,26 +113,27 @@ class _ChunkedScore(torch.autograd.Function):
     @staticmethod
     def forward(
         context: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, scale: float, softcap: float | None,
-        tokens: Tensor, temperatures: Tensor, chunk: int, dtype: torch.dtype,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        tokens: Tensor, temperatures: Tensor, chunk: int, dtype: torch.dtype, teacher: tuple[Tensor, Head] | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         head = Head(weight, bias, scale, softcap).to(dtype)
         score_chunk = _fuse(_score_chunk, hidden.device.type)
         logsumexp = torch.empty_like(temperatures)
         logprobs = torch.empty_like(temperatures)
         entropies = torch.empty_like(temperatures)
+        divergences = torch.empty_like(temperatures)
         for start in range(0, len(hidden), chunk):
             part = slice(start, start + chunk)
-            logsumexp[part], logprobs[part], entropies[part] = score_chunk(
-                head, hidden[part].to(dtype), tokens[part], temperatures[part]
+            logsumexp[part], logprobs[part], entropies[part], divergences[part] = score_chunk(
+                head, hidden[part].to(dtype), tokens[part], temperatures[part], _select_teacher(teacher, part)
             )
-        context.save_for_backward(hidden, weight, bias, tokens, temperatures, logsumexp, entropies)
-        context.settings = scale, softcap, chunk, dtype
-        return logprobs, entropies
+        context.save_for_backward(hidden, weight, bias, tokens, temperatures, logsumexp, entropies, divergences)
+        context.settings = scale, softcap, chunk, dtype, teacher
+        return logprobs, entropies, divergences
 
     @staticmethod
     def backward(context: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, tokens, temperatures, logsumexp, entropies = context.saved_tensors
-        scale, softcap, chunk, dtype = context.settings
+        hidden, weight, bias, *per_token = context.saved_tensors
+        scale, softcap, chunk, dtype, teacher = context.settings
         head = Head(weight, bias, scale, softcap).to(dtype)
         compute_grad = _fuse(_grad_logits, hidden.device.type)
         grad_hidden = torch.empty_like(hidden)
@@ -117,8 +143,10 @@ class _ChunkedScore(torch.autograd.Function):
         for start in range(0, len(hidden), chunk):
             part = slice(start, start + chunk)
             states = hidden[part].to(dtype)
-            per_token = (each[part] for each in (tokens, temperatures, logsumexp, entropies, *grads))
-            grad_logits = compute_grad(head, states, *per_token, with_entropy=with_entropy).to(dtype)  # [chunk, vocab]
+            own = (each[part] for each in (*per_token, *grads))
+            grad_logits = compute_grad(  # [chunk, vocab]
+                head, states, *own, teacher=_select_teacher(teacher, part), with_entropy=with_entropy
+            ).to(dtype)
             grad_hidden[part] = grad_logits @ head.weight
             if grad_weight is not None and grad_weight.dtype == dtype:
                 grad_weight.addmm_(grad_logits.T, states)
@@ -126,37 +154,57 @@ class _ChunkedScore(torch.autograd.Function):
                 grad_weight += grad_logits.T @ states
             if grad_bias is not None:
                 grad_bias += grad_logits.sum(0)
-        return grad_hidden, grad_weight, grad_bias, *[None] * 6
+        return grad_hidden, grad_weight, grad_bias, *[None] * 7
 
 
-def _score_chunk(head: Head, states: Tensor, tokens: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Log of the partition function, log-probability and entropy of each token of a chunk, [chunk] each."""
+def _select_teacher(teacher: tuple[Tensor, Head] | None, part: slice) -> tuple[Tensor, Head] | None:
+    """The teacher's hidden states of a chunk, and its head."""
+    return None if teacher is None else (teacher[0][part], teacher[1])
+
+
+def _teacher_logprobs(teacher: tuple[Tensor, Head], temperatures: Tensor) -> Tensor:
+    """[chunk, vocab]"""
+    states, head = teacher
+    return head.logits(states).div_(temperatures[:, None]).log_softmax(-1)
+
+
+def _score_chunk(
+    head: Head, states: Tensor, tokens: Tensor, temperatures: Tensor, teacher: tuple[Tensor, Head] | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Log of the partition function, log-probability, entropy and divergence of each token of a chunk, [chunk] each."""
     logits = head.logits(states).div_(temperatures[:, None])  # [chunk, vocab]
     logsumexp = logits.logsumexp(-1)
     logprobs = logits.gather(1, tokens[:, None])[:, 0] - logsumexp
     probs = (logits - logsumexp[:, None]).exp_()
-    return logsumexp, logprobs, logsumexp - torch.linalg.vecdot(probs, logits)  # H = lse − Σ p·z
+    entropies = logsumexp - torch.linalg.vecdot(probs, logits)  # H = lse − Σ p·z
+    if teacher is None:
+        return logsumexp, logprobs, entropies, torch.zeros_like(entropies)
+    log_ratio = logits.sub_(logsumexp[:, None]).sub_(_teacher_logprobs(teacher, temperatures))
+    return logsumexp, logprobs, entropies, torch.linalg.vecdot(probs, log_ratio)
 
 
 def _grad_logits(
     head: Head, states: Tensor, tokens: Tensor, temperatures: Tensor, logsumexp: Tensor, entropies: Tensor,
-    grad_logprobs: Tensor, grad_entropies: Tensor, *, with_entropy: bool,
+    divergences: Tensor, grad_logprobs: Tensor, grad_entropies: Tensor, grad_divergences: Tensor, *,
+    teacher: tuple[Tensor, Head] | None, with_entropy: bool,
 ) -> Tensor:  # fmt: skip
     """[chunk, vocab]: the gradient with respect to the output of the head's linear layer.
 
     with_entropy: whether any gradient of an entropy is not 0.
 
-    With z the scaled logits, p their softmax, H the entropy and y the token:
+    With z the scaled logits, p their softmax, H the entropy, y the token, q the teacher's distribution and D = KL(p‖q):
 
-        ∂ log p_y / ∂z = onehot(y) − p          ∂ H / ∂z = −p · (log p + H)
+        ∂ log p_y / ∂z = onehot(y) − p      ∂ H / ∂z = −p · (log p + H)      ∂ D / ∂z = p · (log p − log q − D)
     """
     logits = head.logits(states)
     softcap_slope = None if head.softcap is None else 1 - (logits / head.softcap).square()
     log_probs = logits.div_(temperatures[:, None]).sub_(logsumexp[:, None])
-    if with_entropy:
-        grad = log_probs + entropies[:, None]
-        probs = log_probs.exp_()
-        grad = grad.mul_(-grad_entropies[:, None]).sub_(grad_logprobs[:, None]).mul_(probs)
+    if with_entropy or teacher is not None:
+        constant = grad_logprobs + grad_entropies * entropies + grad_divergences * divergences
+        grad = log_probs * (grad_divergences - grad_entropies)[:, None]
+        if teacher is not None:
+            grad.sub_(_teacher_logprobs(teacher, temperatures).mul_(grad_divergences[:, None]))
+        grad.sub_(constant[:, None]).mul_(log_probs.exp_())
     else:
         grad = log_probs.exp_().mul_(-grad_logprobs[:, None])
     grad.scatter_add_(1, tokens[:, None], grad_logprobs[:, None])

@@ -30,7 +30,7 @@ from agentfly.backends.engine.vision import (
 )
 from agentfly.errors import ConfigError, DataError, RecordError, describe
 from agentfly.training.batch import Sample, gather_field, require_finite
-from agentfly.training.logprobs import Head, score, score_logits
+from agentfly.training.logprobs import Head, score, score_logits, score_with_teacher
 from agentfly.training.lora import has_adapters
 from agentfly.training.optimizer import Optimizer
 from agentfly.vision import EncodedImage, ImageProcessor, load_image_processor
@@ -199,17 +199,36 @@ class Policy:
     def __init__(self, model: Any, device: torch.device | None = None, **settings: Any) -> None:
         """The arguments are those of `Backbone`."""
         self.backbone = Backbone(model, device, **settings)
-        self._has_plain_head = _has_plain_head(self.backbone)
+        self.has_plain_head = _has_plain_head(self.backbone)
 
     def __call__(self, segments: Sequence[SegmentArrays], temperatures: Sequence[float]) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies of the sampled tokens, [sampled] each; one temperature per sequence."""
+        targets = self._targets(segments, temperatures)
+        if not self.has_plain_head:
+            return score_logits(self.backbone.logits(segments), *targets)
+        return score(self.backbone.hidden_states(segments), Head.from_model(self.backbone.model), *targets)
+
+    def score_with_teacher(
+        self, segments: Sequence[SegmentArrays], temperatures: Sequence[float], teacher: Policy
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The same, and the KL divergence of each token's distribution to the teacher's, a constant. Both models must
+        have a plain head."""
+        with torch.no_grad():  # before the student's pass, whose activations stay in memory
+            teacher_hidden = teacher.backbone.hidden_states(segments)
+        return score_with_teacher(
+            self.backbone.hidden_states(segments),
+            Head.from_model(self.backbone.model),
+            *self._targets(segments, temperatures),
+            teacher_hidden=teacher_hidden,
+            teacher_head=Head.from_model(teacher.backbone.model),
+        )
+
+    def _targets(self, segments: Sequence[SegmentArrays], temperatures: Sequence[float]) -> tuple[Tensor, Tensor]:
+        """The sampled tokens and their temperatures, [sampled] each."""
         device = self.backbone.device
         counts = [segment.num_sampled_tokens for segment in segments]
-        per_token = torch.from_numpy(np.repeat(temperatures, counts).astype(np.float32)).to(device)
         targets = torch.from_numpy(np.concatenate([each.tokens[each.mask] for each in segments])).long().to(device)
-        if not self._has_plain_head:
-            return score_logits(self.backbone.logits(segments), targets, per_token)
-        return score(self.backbone.hidden_states(segments), Head.from_model(self.backbone.model), targets, per_token)
+        return targets, torch.from_numpy(np.repeat(temperatures, counts).astype(np.float32)).to(device)
 
     def logprobs(self, segments: Sequence[SegmentArrays], temperature: float) -> Tensor:
         """Log-probabilities of the sampled tokens, [sampled], all at one temperature."""

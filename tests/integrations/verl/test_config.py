@@ -25,6 +25,7 @@ HONORED_BY_US = {
         "optimizer.critic_warmup_steps",
         "teacher.model",
         "teacher.base_url",
+        "teacher.divergence",
         "teacher.coef",
         "teacher.reward_coef",
     ],
