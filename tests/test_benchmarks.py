@@ -71,6 +71,10 @@ def test_recipe_of_the_paper_is_complete(path: Path, monkeypatch: pytest.MonkeyP
         pytest.importorskip(
             "scienceworld", reason="its tasks are in a package: pip install 'agentfly-rl[scienceworld]'"
         )
+        from agentfly.environments import ScienceWorld
+
+        draw_tasks = ScienceWorld.draw_tasks  # 3,000 tasks take half a minute
+        monkeypatch.setattr(ScienceWorld, "draw_tasks", lambda split, count: draw_tasks(split, 3))
     plan = plan_recipe(Recipe(path), {})
     assert plan.tasks
     assert plan.eval_tasks

@@ -16,6 +16,8 @@ from agentfly.training import TrainConfig
 from tests.environments.browsers import browser_full
 
 MARKS = {"miniwob": browser_full, "visual_webshop": browser_full}
+MIN_SUCCESS = {"math_suboptimal": 0.2}
+"""Smallest mean reward of the expert's chains where it is below the usual 0.7."""
 TO_TRAIN = [
     pytest.param(each.name, marks=MARKS.get(each.name, ()))
     for each in plugins.list_plugins(plugins.RECIPES)
@@ -44,7 +46,8 @@ async def test_its_expert_earns_the_reward(name: str) -> None:
         await run.agent.close()
     assert shown.reasons == {}
     earned = [chain.reward or 0.0 for chain in shown.accepted]
-    assert sum(earned) >= 0.7 * len(earned), earned  # one that knows no more than the model need not always win
+    # An expert that knows no more than the model need not always win.
+    assert sum(earned) >= MIN_SUCCESS.get(name, 0.7) * len(earned), earned
 
 
 def _contents(rows: list[dict[str, Any]]) -> set[str]:

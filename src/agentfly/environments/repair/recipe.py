@@ -8,6 +8,9 @@
 Every task is a package of about a hundred lines with one faulty line. The hidden tests are never in the agent's
 sandbox, so it cannot pass them by changing them. A line that is faulty in an evaluation task is never faulty in a
 training task; `draw_tasks(packages=[…])` holds out whole packages.
+
+It is for a pretrained model of code. The last command tries out SFT on a CPU; what a new model of a million parameters
+learns by it has not been measured.
 """
 
 from typing import Any

@@ -1,0 +1,1 @@
+"""Further training recipes of mathematics."""
