@@ -7,7 +7,8 @@ samples them from the teacher. A seed has its own teacher and order of tasks.
 
     python -m benchmarks.distillation FOLDER [--seeds 0 1 2] [--steps 10] [--eval-tasks 200] [--quick]
 
-Teachers and finished variants in the folder are reused, so that an interrupted study can be continued.
+Teachers and finished variants in the folder are reused, so that an interrupted study can be continued. Another number
+of tasks for the evaluation needs a new folder.
 """
 
 import argparse

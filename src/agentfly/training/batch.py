@@ -41,7 +41,7 @@ class Sample:
     reference_logprobs: Floats | None = None
     """Log-probabilities under the reference model; None without one."""
     teacher_logprobs: Floats | None = None
-    """Log-probabilities under the teacher; None without one."""
+    """Log-probabilities under the teacher; None without one, or where the divergence to it is a loss term."""
     old_logprobs: Floats | None = None
     """Log-probabilities before the update; None lets the learner compute them where it needs them."""
     name: str = ""

@@ -288,7 +288,10 @@ class TrainConfig:
                 if (value := getattr(self, name)) != default:
                     raise ConfigError(f"{name}={value!r} would have no effect: {reason}")
         if not self.has_surrogate:
-            reason = "the exact divergence to the teacher is the loss, without advantages"
+            reason = (
+                "the exact divergence to the teacher is the loss, without advantages: leave the field out, or write "
+                "teacher.divergence=sampled"
+            )
             unused += [("loss", self.loss, name, reason) for name in ("type", "clip", "correction")]
         if self.loss.type == "plain":
             unused.append(("loss", self.loss, "clip", "loss.type='plain' clips nothing"))

@@ -59,7 +59,7 @@ class TeacherConfig:
     coef: float = 1.0
     """Factor on the divergence."""
     reward_coef: float = 0.0
-    """Factor on the algorithm's advantage, which is added; 0 learns from the teacher alone."""
+    """Factor on the algorithm's advantages; 0 learns from the teacher alone."""
 
     @property
     def is_exact(self) -> bool:

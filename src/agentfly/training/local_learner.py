@@ -129,13 +129,14 @@ class LocalLearner:
         """Raise ConfigError where the divergence to the teacher cannot be computed over the whole vocabulary."""
         if self._teacher is None:
             raise ConfigError("this loss has a divergence to a teacher: make the learner with teacher=model")
-        models = [each.backbone.model for each in (self._policy, self._teacher)]
-        own, given = (len(each.get_output_embeddings().weight) for each in models)
         reason = None
         if not (self._policy.has_plain_head and self._teacher.has_plain_head):
             reason = "needs heads that are plain linear layers, of the student and of the teacher"
-        elif given < own:
-            reason = f"compares all logits, and the teacher has {given} of the {own} that the student has"
+        else:
+            models = (each.backbone.model for each in (self._policy, self._teacher))
+            own, given = (len(each.get_output_embeddings().weight) for each in models)
+            if given < own:
+                reason = f"compares all logits, and the teacher has {given} of the {own} that the student has"
         if reason is not None:
             raise ConfigError(f"teacher.divergence='exact' {reason}: write teacher.divergence=sampled")
 

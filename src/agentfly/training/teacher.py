@@ -1,6 +1,7 @@
 """The teacher of on-policy distillation: a model with the student's vocabulary that scores the student's own tokens.
 
-It is loaded beside the learner (`LocalLearner.score_teacher`), or queried over HTTP (`TeacherServer`). A teacher with
+It is loaded beside the learner, which compares all logits with it or scores the sampled tokens, or queried over HTTP
+(`TeacherServer`). A teacher with
 another vocabulary is refused before training starts: its probability of a token id would be that of another text.
 """
 
