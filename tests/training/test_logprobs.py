@@ -114,6 +114,12 @@ def test_a_head_with_adapters_is_scored_with_them() -> None:
     torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-5 * float(wanted.abs().max()))
 
 
+def test_softcapped_head_in_bfloat16_is_plain() -> None:
+    softcap = {"final_logit_softcapping": 3.0}  # low enough for the logits to reach it
+    model = built("gemma2", {**PACKED["gemma2"], **softcap}).to(torch.bfloat16)
+    assert Policy(model).has_plain_head
+
+
 def test_custom_logits_are_scored() -> None:
     model = model_of()
     model.lm_head.register_forward_hook(lambda _, __, out: out * 0.3 + 0.1 * out.sin())
