@@ -62,3 +62,21 @@ def test_compiled_layers_and_head_give_the_same_gradients(monkeypatch: pytest.Mo
         for name, gradient in expected[checkpointing].items():
             difference = (found[name] - gradient).norm() / gradient.norm().clamp_min(1e-12)
             assert difference < 1e-5, (name, checkpointing)
+
+
+def test_compiled_head_with_a_teacher_gives_the_same_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(30, 16), torch.randn(50, 16)
+    teacher = torch.randn(30, 8), logprobs.Head(torch.randn(56, 8))
+    tokens, temperatures = torch.randint(0, 50, (30,)), torch.full((30,), 0.7)
+
+    def measure() -> list[torch.Tensor]:
+        inputs = [each.clone().requires_grad_() for each in (hidden, weight)]
+        scores = logprobs.score(inputs[0], logprobs.Head(inputs[1]), tokens, temperatures, teacher)
+        return [*scores, *torch.autograd.grad(sum(each.square().sum() for each in scores), inputs)]
+
+    expected = measure()
+    monkeypatch.setattr(logprobs, "_fuse", lambda function, device: torch.compile(function, dynamic=True))
+    torch._dynamo.reset()
+    for found, wanted in zip(measure(), expected, strict=True):
+        assert (found - wanted).norm() < 1e-5 * wanted.norm()

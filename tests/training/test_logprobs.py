@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from agentfly.algorithms.base import SegmentArrays  # noqa: E402
 from agentfly.training import logprobs  # noqa: E402
-from agentfly.training.logprobs import Head, score, score_logits, score_with_teacher  # noqa: E402
+from agentfly.training.logprobs import Head, score, score_logits  # noqa: E402
 from agentfly.training.model import Policy  # noqa: E402
 from tests.backends.engine.test_architectures import PACKED, PLAIN, built  # noqa: E402
 from tests.backends.engine.tiny import model_of  # noqa: E402
@@ -70,12 +70,12 @@ def test_gradient_equals_finite_differences(scale: float, softcap: float | None,
 
     def scored(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         head = Head(weight, bias if biased else None, scale, softcap)
-        return torch.stack(score(hidden, head, tokens, heat))
+        return torch.stack(score(hidden, head, tokens, heat)[:2])
 
     def compared(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         head = Head(weight, bias if biased else None, scale, softcap)
-        teacher = {"teacher_hidden": teacher_hidden, "teacher_head": Head(teacher_weight, None, scale, softcap)}
-        return torch.stack(score_with_teacher(hidden, head, tokens, heat, **teacher))
+        teacher = teacher_hidden, Head(teacher_weight, None, scale, softcap)
+        return torch.stack(score(hidden, head, tokens, heat, teacher))
 
     try:
         inputs = [each.requires_grad_() for each in (hidden, weight, bias)]
@@ -147,13 +147,12 @@ def test_logits_are_computed_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     hidden, weight = torch.randn(tokens, width, requires_grad=True), torch.randn(words, width, requires_grad=True)
     asked, heat = torch.from_numpy(np.arange(tokens)), torch.ones(tokens)
 
-    def largest(**teacher: Any) -> int:
+    def largest(teacher: tuple[Tensor, Head] | None = None) -> int:
         with Largest() as seen:
-            out = (score_with_teacher if teacher else score)(hidden, Head(weight), asked, heat, **teacher)
-            torch.stack(out).sum().backward()
+            torch.stack(score(hidden, Head(weight), asked, heat, teacher)).sum().backward()
         return seen.numbers
 
     assert largest() == tokens * words
     monkeypatch.setitem(logprobs.LOGITS, "cpu", 20 * words)
     assert largest() == 20 * words
-    assert largest(teacher_hidden=hidden.detach(), teacher_head=Head(weight.detach())) == 10 * words
+    assert largest((hidden.detach(), Head(weight.detach()))) == 10 * words

@@ -54,45 +54,32 @@ class Head:
             logits = logits.mul_(self.scale)
         return logits if self.softcap is None else logits.div_(self.softcap).tanh_().mul_(self.softcap)
 
+    def take_rows(self, count: int) -> Head:
+        """The head of the first tokens of the vocabulary."""
+        bias = None if self.bias is None else self.bias[:count]
+        return Head(self.weight[:count], bias, self.scale, self.softcap)
+
     def to(self, dtype: torch.dtype) -> Head:
         bias = None if self.bias is None else self.bias.to(dtype)
         return Head(self.weight.to(dtype), bias, self.scale, self.softcap)
 
 
-def score(hidden: Tensor, head: Head, tokens: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of tokens and entropies, in nats, of the distributions they are from: [tokens] each.
-
-    hidden: [tokens, width], the hidden states before them; tokens, temperatures: [tokens].
-    """
-    logprobs, entropies, _ = _score(hidden, head, tokens, temperatures, teacher=None)
-    return logprobs, entropies
-
-
-def score_with_teacher(
-    hidden: Tensor, head: Head, tokens: Tensor, temperatures: Tensor, *, teacher_hidden: Tensor, teacher_head: Head
+def score(
+    hidden: Tensor, head: Head, tokens: Tensor, temperatures: Tensor, teacher: tuple[Tensor, Head] | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `score`, and the reverse KL divergence to a teacher, KL(π ‖ π_teacher) over the whole vocabulary: [tokens].
+    """Log-probabilities of tokens, and of the distributions they are from entropy and KL(π ‖ π_teacher): [tokens] each.
 
-    teacher_hidden: [tokens, width of the teacher]. The teacher is a constant. Its head has at least as many rows as the
-    student's; further ones, which pad the vocabulary, are left out.
+    hidden: [tokens, width], the hidden states before them; tokens, temperatures: [tokens]. All results are in nats.
+    teacher: its hidden states, [tokens, its width], and its head, constants. The head has at least as many rows as the
+    student's; further ones, which pad the vocabulary, are left out. Without a teacher the divergences are 0.
     """
-    rows = len(head.weight)
-    bias = None if teacher_head.bias is None else teacher_head.bias[:rows]
-    teacher_head = Head(teacher_head.weight[:rows], bias, teacher_head.scale, teacher_head.softcap)
-    return _score(hidden, head, tokens, temperatures, teacher=(teacher_hidden, teacher_head))
-
-
-def _score(
-    hidden: Tensor, head: Head, tokens: Tensor, temperatures: Tensor, *, teacher: tuple[Tensor, Head] | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probabilities, entropies and divergences, [tokens] each; divergences of 0 without a teacher."""
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else head.weight.dtype
     models = 1 if teacher is None else 2  # whose logits are in memory together
     chunk = max(LOGITS.get(device, LOGITS["cpu"]) // (models * len(head.weight)), 1)
     temperatures = torch.where(temperatures > 0, temperatures, 1.0)
     if teacher is not None:
-        teacher = teacher[0].to(dtype), teacher[1].to(dtype)
+        teacher = teacher[0].to(dtype), teacher[1].take_rows(len(head.weight)).to(dtype)
     with torch.autocast(device, enabled=False):
         scores: tuple[Tensor, Tensor, Tensor] = _chunked_score(
             hidden, head.weight, head.bias, head.scale, head.softcap, tokens, temperatures, chunk, dtype, teacher

@@ -30,7 +30,7 @@ from agentfly.backends.engine.vision import (
 )
 from agentfly.errors import ConfigError, DataError, RecordError, describe
 from agentfly.training.batch import Sample, gather_field, require_finite
-from agentfly.training.logprobs import Head, score, score_logits, score_with_teacher
+from agentfly.training.logprobs import Head, score, score_logits
 from agentfly.training.lora import has_adapters
 from agentfly.training.optimizer import Optimizer
 from agentfly.vision import EncodedImage, ImageProcessor, load_image_processor
@@ -206,7 +206,7 @@ class Policy:
         targets = self._targets(segments, temperatures)
         if not self.has_plain_head:
             return score_logits(self.backbone.logits(segments), *targets)
-        return score(self.backbone.hidden_states(segments), Head.from_model(self.backbone.model), *targets)
+        return score(self.backbone.hidden_states(segments), Head.from_model(self.backbone.model), *targets)[:2]
 
     def score_with_teacher(
         self, segments: Sequence[SegmentArrays], temperatures: Sequence[float], teacher: Policy
@@ -215,12 +215,11 @@ class Policy:
         have a plain head."""
         with torch.no_grad():  # before the student's pass, whose activations stay in memory
             teacher_hidden = teacher.backbone.hidden_states(segments)
-        return score_with_teacher(
+        return score(
             self.backbone.hidden_states(segments),
             Head.from_model(self.backbone.model),
             *self._targets(segments, temperatures),
-            teacher_hidden=teacher_hidden,
-            teacher_head=Head.from_model(teacher.backbone.model),
+            teacher=(teacher_hidden, Head.from_model(teacher.backbone.model)),
         )
 
     def _targets(self, segments: Sequence[SegmentArrays], temperatures: Sequence[float]) -> tuple[Tensor, Tensor]:
