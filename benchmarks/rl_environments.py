@@ -41,6 +41,10 @@ class Env:
     """Steps of SFT of the warm start; None: determined by a `search` job."""
     learning: tuple[str, ...] = ("steps=30",)
     """What the runs of `learn` change."""
+    agent: Callable[[], dict[str, Any]] = dict
+    """Arguments of the recipe's agent."""
+    memory: int | None = None
+    """GiB of the GPU's memory that a run may take; None: an equal part."""
 
 
 def draw_by(environment: str, **options: Any) -> Callable[[str, int], list[dict[str, Any]]]:
@@ -61,6 +65,13 @@ def draw_official_shop(split: str, count: int) -> list[dict[str, Any]]:
     return official_tasks(split)[:count]
 
 
+def reward_success() -> dict[str, Any]:
+    """A reward of 1 for a full score, else 0."""
+    from agentfly.rewards import gate, webshop_reward
+
+    return {"reward": gate(webshop_reward, webshop_reward, name="full_score")}
+
+
 LONG = f"backend.kv_memory={9 << 29}"
 """For chains of a thousand tokens: 128 of them take about 4 GiB of keys and values."""
 SCIENCE = ("lifespan-longest-lived", "lifespan-shortest-lived", "find-living-thing", "find-non-living-thing")
@@ -71,19 +82,22 @@ ENVS = {
     # Held-out functions are harder than those of training tasks, which a search would evaluate.
     "programs": Env("program_synthesis", draw_by("ProgramSynthesis", kinds=["lists"]), max_tokens=128, warm_steps=13),
     "shell": Env("shell", draw_by("Shell"), changes=("max_turns=3",)),
-    "math": Env("math_with_python", draw_by("MathWithPython"), warm_steps=9),
+    "math": Env(
+        "math_with_python", draw_by("MathWithPython"), stages=tuple(range(5, 16)), target=0.19,
+        learning=("steps=45", "zero_variance=resample"), memory=11,
+    ),
     "webshop": Env(
         "webshop", draw_by("WebShop"), max_tokens=64, changes=("tasks_per_step=24", LONG), stages=SHOP_STAGES,
         target=0.2, learning=("steps=45",),
     ),
     "webshop-official": Env(
-        "webshop", draw_official_shop, trained=2400, max_tokens=64, changes=("tasks_per_step=24", LONG), warm_steps=14,
-        learning=("steps=100",),
+        "webshop", draw_official_shop, trained=4000, max_tokens=64, changes=(LONG,), warm_steps=14,
+        learning=("steps=120",), agent=reward_success, memory=13,
     ),
     "alfworld": Env(
         "alfworld", draw_by("ALFWorld"), trained=2400, held_out=240, max_tokens=48,
         changes=("tasks_per_step=16", "max_turns=20", LONG), warm_steps=40,
-        learning=("steps=150", "algorithm=gigpo"),
+        learning=("steps=150", "algorithm=gigpo"), memory=19,
     ),
     "scienceworld": Env(
         "scienceworld", draw_by("ScienceWorld", tasks=SCIENCE), demonstrated=128, trained=260, held_out=200,
@@ -104,7 +118,7 @@ class RecipeStudy:
 
         self.env, self.model, self.quick, self.until = ENVS[env], model, quick, until
         module = load_module(find_recipe(self.env.recipe).path, "recipe", self.env.recipe)
-        self.make_agent, self.recipe = partial(make_agent, module), module.config
+        self.make_agent, self.recipe = partial(make_agent, module, **self.env.agent()), module.config
         first, rest = (8, 8) if quick else (self.env.demonstrated, self.env.trained)
         self.demonstrations = folder / "demonstrations" / f"{env}.jsonl"
         drawn = folder / "tasks" / f"{env}.json"

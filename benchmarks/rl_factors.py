@@ -33,7 +33,7 @@ from benchmarks.table import print_table
 
 MEASURED = 384
 """Training tasks whose difficulty is measured."""
-TUNED = 96
+TUNED = 256
 """Training tasks that a `search` job evaluates the stages of SFT on."""
 TARGET = 0.28
 SEARCH_SECONDS = 200.0
@@ -231,9 +231,10 @@ def run_job(options: argparse.Namespace) -> None:
     import torch
 
     torch.set_num_threads(1)
-    if torch.cuda.is_available():
-        torch.cuda.set_per_process_memory_fraction(0.95 / options.parallel)
     job = read(options.folder / "jobs" / f"{options.job}.json")
+    if torch.cuda.is_available():
+        memory, total = ENVS[job["env"]].memory, torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(0.95 / options.parallel if memory is None else memory * 2**30 / total)
     begun = time.monotonic()
     until = min(options.until, time.time() + options.limit)
     study = RecipeStudy(options.folder, job["env"], model=options.model, quick=options.quick, until=until)

@@ -167,7 +167,12 @@ class GatewaySession:
             stop = tuple(dict.fromkeys((*sampling.stop, *asked.stop)))
             sampling = replace(sampling, max_tokens=min(given, default=None), stop=stop)
         limited, truncation = limit_sampling(
-            sampling, limits, prompt=prompt, sampled=self._num_sampled, context_length=self.backend.context_length
+            sampling,
+            limits,
+            prompt=prompt,
+            sampled=self._num_sampled,
+            context_length=self.backend.context_length,
+            seed=None if self._client_sampling else seed_for_turn(self.settings.seed, self._group, self._chain, turns),
         )
         if limited is None:
             self.stop = truncation
@@ -176,8 +181,6 @@ class GatewaySession:
                 raise ApiError(message, 400, "max_chain_tokens")
             message = f"the prompt has {prompt} tokens, which leaves no room in the context: context_length_exceeded"
             raise ApiError(message, 400, "context_length_exceeded")
-        if self.settings.seed is not None and not self._client_sampling:
-            limited = replace(limited, seed=seed_for_turn(self.settings.seed, self._group, self._chain, turns))
         return limited, truncation
 
     async def run(self, turn: Turn, sink: DeltaSink | None) -> ChatReply:

@@ -232,12 +232,9 @@ class Chain:
             prompt=len(self.transcript.segment),
             sampled=self._num_sampled,
             context_length=self.agent.backend.context_length,
+            seed=seed_for_turn(self.settings.seed, self.group, self.chain, len(self.turns)),
         )
-        if limited is None:
-            return self._truncation
-        if self.settings.seed is not None:
-            return replace(limited, seed=seed_for_turn(self.settings.seed, self.group, self.chain, len(self.turns)))
-        return limited
+        return self._truncation if limited is None else limited
 
     def _build_request(self, sampling: Sampling) -> Request:
         turn = len(self.turns)

@@ -142,12 +142,18 @@ class ChainLimits:
 
 
 def limit_sampling(
-    sampling: Sampling, limits: ChainLimits, *, prompt: int, sampled: int, context_length: int | None
+    sampling: Sampling,
+    limits: ChainLimits,
+    *,
+    prompt: int,
+    sampled: int,
+    context_length: int | None,
+    seed: int | None,
 ) -> tuple[Sampling | None, StopReason]:
     """Lower `max_tokens` of the next turn to what all limits leave, and name the limit that then cuts the turn.
 
     prompt: tokens of the prompt. sampled: tokens that the chain has sampled. context_length: the backend's limit.
-    The sampling is None if nothing is left.
+    seed: the seed of the turn; None keeps that of the sampling. The sampling is None if nothing is left.
     """
     max_tokens = sampling.max_tokens
     truncation = StopReason.TRUNCATED
@@ -160,11 +166,16 @@ def limit_sampling(
             max_tokens, truncation = limit - used, reason
     if max_tokens is not None and max_tokens <= 0:
         return None, truncation
-    return sampling if max_tokens == sampling.max_tokens else replace(sampling, max_tokens=max_tokens), truncation
+    seed = sampling.seed if seed is None else seed
+    if (max_tokens, seed) != (sampling.max_tokens, sampling.seed):
+        sampling = replace(sampling, max_tokens=max_tokens, seed=seed)
+    return sampling, truncation
 
 
-def seed_for_turn(seed: int, group: int, chain: int, turn: int) -> int:
-    """The seed of one turn, which depends on nothing but the run's seed and the place of the turn."""
+def seed_for_turn(seed: int | None, group: int, chain: int, turn: int) -> int | None:
+    """The seed of one turn, which depends on nothing but the run's seed and the place of the turn; None without one."""
+    if seed is None:
+        return None
     key = repr((seed, group, chain, turn))
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=4).digest(), "big")
 

@@ -18,6 +18,7 @@ from agentfly.agents import HFAgent
 from agentfly.environments.recipe_config import small_model_config
 from agentfly.environments.webshop import WebShop, official_tasks
 from agentfly.rewards import webshop_reward
+from agentfly.scoring import RewardLike
 
 PROMPT = "Search, click a product's number, click each option that is wanted, then click Buy Now."
 
@@ -30,8 +31,8 @@ class BriefWebShop(WebShop):
     expert_explores = True
 
 
-def agent(**model: Any) -> HFAgent:
-    return HFAgent(**model, tools=[BriefWebShop], reward=webshop_reward, system_prompt=PROMPT)
+def agent(reward: RewardLike = webshop_reward, **model: Any) -> HFAgent:
+    return HFAgent(**model, tools=[BriefWebShop], reward=reward, system_prompt=PROMPT)
 
 
 def parse_tasks(split: str, count: int) -> list[dict[str, Any]]:
