@@ -1,6 +1,7 @@
 """What the learner compiles on a GPU, here compiled for the CPU: the gradients are those without compiling."""
 
 import shutil
+from functools import partialmethod
 from typing import Any
 
 import pytest
@@ -8,10 +9,13 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 
 from agentfly.backends.engine.model_runner import compile_layers
 from agentfly.training import logprobs
 from agentfly.training.local_learner import LocalLearner
+from agentfly.training.lora import add_lora
 from tests.backends.engine.tiny import model_of
 from tests.training.pieces import samples
 
@@ -80,3 +84,25 @@ def test_compiled_head_with_a_teacher_gives_the_same_gradients(monkeypatch: pyte
     torch._dynamo.reset()
     for found, wanted in zip(measure(), expected, strict=True):
         assert (found - wanted).norm() < 1e-5 * wanted.norm()
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_compiled_layer_takes_no_float_as_an_input(lora: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, a float that is an input becomes a tensor in host memory, for which C++ kernels are built."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep_graph(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return make_boxed_func(graph.forward)
+
+    backend = aot_autograd(fw_compiler=keep_graph, bw_compiler=keep_graph)
+    compile_layer = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(compile_layer, backend=backend))
+    torch._dynamo.reset()
+    model = add_lora(model_of(), 4) if lora else model_of()
+    compile_layers(model)
+    model(input_ids=torch.arange(5, 20).view(3, 5), use_cache=False).logits.sum().backward()
+    inputs = [node.meta["val"] for graph in graphs for node in graph.graph.nodes if node.op == "placeholder"]
+    assert any(isinstance(each, torch.Tensor) for each in inputs)
+    assert not [each for each in inputs if isinstance(each, torch.SymFloat)]
+    assert not [each for each in inputs if isinstance(each, torch.Tensor) and each.dim() == 0]

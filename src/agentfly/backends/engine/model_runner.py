@@ -252,6 +252,9 @@ def compile_layers(model: Any) -> None:
     class share the limit on how often: engine, learner, reference model and critic need more than torch's default.
     Call the model under `TRACE_LOCK`.
     """
+    # Floats such as the epsilon of a norm or the scaling of an adapter are constants. Traced as variables, they would
+    # be tensors in host memory, with C++ kernels of their own that take a minute to build.
+    torch._dynamo.config.specialize_float = True
     decoder = model.get_decoder()
     layers: Any = getattr(decoder, "layers", None) or getattr(decoder, "h", ())
     for layer in layers:
