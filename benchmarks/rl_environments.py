@@ -65,11 +65,11 @@ def draw_official_shop(split: str, count: int) -> list[dict[str, Any]]:
     return official_tasks(split)[:count]
 
 
-def reward_success() -> dict[str, Any]:
-    """A reward of 1 for a full score, else 0."""
-    from agentfly.rewards import gate, webshop_reward
+def reward_square() -> dict[str, Any]:
+    """The square of the score: a full score is worth more than twice half of it."""
+    from agentfly.rewards import product, webshop_reward
 
-    return {"reward": gate(webshop_reward, webshop_reward, name="full_score")}
+    return {"reward": product(webshop_reward, webshop_reward, name="squared_score")}
 
 
 LONG = f"backend.kv_memory={9 << 29}"
@@ -92,7 +92,7 @@ ENVS = {
     ),
     "webshop-official": Env(
         "webshop", draw_official_shop, trained=4000, max_tokens=64, changes=(LONG,), warm_steps=14,
-        learning=("steps=120",), agent=reward_success, memory=13,
+        learning=("steps=120",), agent=reward_square, memory=13,
     ),
     "alfworld": Env(
         "alfworld", draw_by("ALFWorld"), trained=2400, held_out=240, max_tokens=48,
