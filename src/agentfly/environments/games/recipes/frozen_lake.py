@@ -6,7 +6,8 @@
     agentfly train frozen_lake model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
 
 A fast experiment: thousands of lakes are drawn in seconds, a step takes microseconds, and a model of a million
-parameters can learn it. Start and goal vary, so no fixed path is always right; evaluation lakes are never trained on.
+parameters learns to cross half of them by SFT. GRPO has not raised that so far (docs/lab/environments.md). Start and
+goal vary, so no fixed path is always right; evaluation lakes are never trained on.
 """
 
 from typing import Any
@@ -22,5 +23,11 @@ def agent(**model: Any) -> HFAgent:
 
 
 tasks = FrozenLake.draw_tasks("train", 4000)
-eval_tasks = FrozenLake.draw_tasks("validation", 100)
-config = small_model_config(max_turns=10, max_tokens=32)
+eval_tasks = FrozenLake.draw_tasks("validation", 200)
+config = small_model_config(
+    max_turns=10,
+    max_tokens=32,
+    optimizer={"learning_rate": 2e-4, "schedule": "linear", "warmup_steps": 2},
+    steps=40,
+    evaluation={"every": 20},
+)

@@ -1,13 +1,14 @@
-"""Questions of reasoning-gym: arithmetic, sequences, words spelled backward.
+"""Questions of reasoning-gym: how many sisters does Alice's brother have?
 
     pip install 'agentfly-rl[train,reasoning-gym]'
-    agentfly sft reasoning_gym --model new --expert 2000 --steps 600 --learning-rate 1e-3 --out warm
-    agentfly train reasoning_gym model=warm
+    agentfly sft reasoning_gym --model new --expert 2000 --steps 200 --save-every 100 --learning-rate 1e-3 --out warm
+    agentfly train reasoning_gym model=warm-100
     agentfly train reasoning_gym model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
-    agentfly eval reasoning_gym --model warm --by dataset
+    agentfly eval reasoning_gym --model warm-100 --by dataset
 
-One call, `answer`, ends the chain, and the dataset's own scorer computes the reward. Name any of the hundred
-generators in `datasets`.
+One call, `answer`, ends the chain, and the dataset's own scorer computes the reward. The questions are those of `aiw`,
+which a model of a million parameters can learn. After 100 steps of SFT it answers half of them, and the reward
+teaches it more; after 200 it answers four of five. Name any of the hundred generators in `datasets`.
 """
 
 from typing import Any
@@ -22,6 +23,13 @@ def agent(**model: Any) -> HFAgent:
     return HFAgent(**model, tools=[ReasoningGym], reward=reasoning_gym_score)
 
 
-tasks = ReasoningGym.draw_tasks("train", 2000)
-eval_tasks = ReasoningGym.draw_tasks("validation", 100)
-config = small_model_config(max_turns=1, max_tokens=256)
+tasks = ReasoningGym.draw_tasks("train", 4000, datasets=["aiw"])
+eval_tasks = ReasoningGym.draw_tasks("validation", 200, datasets=["aiw"])
+config = small_model_config(
+    max_turns=1,
+    max_tokens=32,
+    tasks_per_step=32,
+    optimizer={"learning_rate": 4e-4, "schedule": "linear", "warmup_steps": 2},
+    steps=40,
+    evaluation={"every": 20},
+)
