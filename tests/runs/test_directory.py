@@ -72,7 +72,7 @@ def test_run_directory_is_absolute_after_chdir(tmp_path: Path, monkeypatch: pyte
 
 
 def test_values_of_derived_types_are_stored_as_plain_json(tmp_path: Path) -> None:
-    class Level(str, enum.Enum):
+    class Level(str, enum.Enum):  # noqa: UP042
         HIGH = "high"
 
         def __new__(cls, text: str) -> "Level":
