@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -93,6 +94,17 @@ def test_values_of_derived_types_are_stored_as_plain_json(tmp_path: Path) -> Non
     (kept,) = run.trajectories(1)
     assert kept.trajectory.score == Score(1.0, None, {"level": "high"})
     assert kept.trajectory.task.columns == {"size": {"height": 2}}
+
+
+def test_deeply_nested_value_is_kept_or_named(tmp_path: Path) -> None:
+    value: list[Any] = []
+    with create(tmp_path) as run:
+        for depth in range(1, 1100):
+            value = [value]
+            if depth == 600 or depth > 900:
+                problems = run.write_trajectories(depth, [chain(reward=1.0, metrics={"deep": value})])
+                assert all("is not stored" in each for each in problems)
+                assert len(run.trajectories(depth)) == 1 - len(problems)
 
 
 def test_chains_are_kept_with_the_advantage_of_each_token(tmp_path: Path) -> None:
