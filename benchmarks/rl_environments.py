@@ -44,7 +44,7 @@ class Env:
     agent: Callable[[], dict[str, Any]] = dict
     """Arguments of the recipe's agent."""
     memory: int | None = None
-    """GiB of the GPU's memory that a run may take; None: an equal part."""
+    """GiB of GPU memory that a job may take; None: an equal share of the parallel jobs."""
 
 
 def draw_by(environment: str, **options: Any) -> Callable[[str, int], list[dict[str, Any]]]:
@@ -65,7 +65,7 @@ def draw_official_shop(split: str, count: int) -> list[dict[str, Any]]:
     return official_tasks(split)[:count]
 
 
-def reward_square() -> dict[str, Any]:
+def square_reward() -> dict[str, Any]:
     """The square of the score: a full score is worth more than twice half of it."""
     from agentfly.rewards import product, webshop_reward
 
@@ -92,7 +92,7 @@ ENVS = {
     ),
     "webshop-official": Env(
         "webshop", draw_official_shop, trained=4000, max_tokens=64, changes=(LONG,), warm_steps=14,
-        learning=("steps=120",), agent=reward_square, memory=13,
+        learning=("steps=120",), agent=square_reward, memory=13,
     ),
     "alfworld": Env(
         "alfworld", draw_by("ALFWorld"), trained=2400, held_out=240, max_tokens=48,

@@ -234,9 +234,8 @@ def run_job(options: argparse.Namespace) -> None:
     job = read(options.folder / "jobs" / f"{options.job}.json")
     if torch.cuda.is_available():
         memory, total = ENVS[job["env"]].memory, torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.set_per_process_memory_fraction(
-            0.95 / options.parallel if memory is None else memory * 2**30 / total
-        )
+        share = 0.95 / options.parallel if memory is None else min(memory * 2**30 / total, 0.95)
+        torch.cuda.set_per_process_memory_fraction(share)
     begun = time.monotonic()
     until = min(options.until, time.time() + options.limit)
     study = RecipeStudy(options.folder, job["env"], model=options.model, quick=options.quick, until=until)

@@ -359,10 +359,15 @@ def to_plain(value: Any) -> Any:
 
 
 def require_json(values: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """Return the values if JSON reproduces them exactly; RecordError names the first one it would change."""
+    """Return the values in the plain types of JSON if it reproduces them; RecordError names the first it would change.
+
+    A value of a derived type, such as an enum of texts, equals its plain form, but encoders may write it in another.
+    """
+    out: dict[str, Any] = {}
     for name, value in values.items():
         try:
-            same = isinstance(name, str) and json.loads(json.dumps(value, allow_nan=False)) == value
+            out[name] = json.loads(json.dumps(value, allow_nan=False))
+            same = isinstance(name, str) and out[name] == value
         except (TypeError, ValueError, RecursionError):
             same = False
         if not same:
@@ -370,4 +375,4 @@ def require_json(values: Mapping[str, Any], what: str) -> dict[str, Any]:
                 f"{what}: {name!r} holds a {type(value).__name__} that JSON cannot keep as it is; "
                 "use text, finite numbers, lists and dicts with text keys"
             )
-    return dict(values)
+    return out

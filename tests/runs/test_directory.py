@@ -1,17 +1,22 @@
 """The run directory: round trip, and integrity after a kill, on a full disk and with a second process."""
 
+import dataclasses
+import enum
 import math
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from agentfly.errors import ConfigError, DataError
 from agentfly.runs import Alarm, EvalFigures, RunDirectory, RunWriter, StepRecord
+from agentfly.trajectory import Score
+from agentfly.types import Task
 from tests.runs.chains import chain, step
 
 CONFIG = {"model": "tiny", "steps": 10, "where": Path("here")}
@@ -65,6 +70,41 @@ def test_run_directory_is_absolute_after_chdir(tmp_path: Path, monkeypatch: pyte
         run.append(step(1))
         assert len(RunDirectory(tmp_path / "run").records()) == 1
         assert run.config == {"odd": None, "3": "three"}
+
+
+def test_values_of_derived_types_are_stored_as_plain_json(tmp_path: Path) -> None:
+    class Level(str, enum.Enum):  # noqa: UP042
+        HIGH = "high"
+
+        def __new__(cls, text: str) -> "Level":
+            level = str.__new__(cls, text)
+            level._value_ = (text, 3)
+            return level
+
+    @dataclasses.dataclass
+    class Size(dict[str, int]):
+        width: int = 5
+
+    size = Size()
+    size["height"] = 2
+    given = chain(reward=1.0, metrics={"level": Level.HIGH})
+    given = dataclasses.replace(given, task=Task(given.task.messages, {"size": size}, given.task.id))
+    with create(tmp_path) as run:
+        assert run.write_trajectories(1, [given]) == []
+    (kept,) = run.trajectories(1)
+    assert kept.trajectory.score == Score(1.0, None, {"level": "high"})
+    assert kept.trajectory.task.columns == {"size": {"height": 2}}
+
+
+def test_deeply_nested_value_is_kept_or_named(tmp_path: Path) -> None:
+    value: list[Any] = []
+    with create(tmp_path) as run:
+        for depth in range(1, 1100):
+            value = [value]
+            if depth == 600 or depth > 900:
+                problems = run.write_trajectories(depth, [chain(reward=1.0, metrics={"deep": value})])
+                assert all("is not stored" in each for each in problems)
+                assert len(run.trajectories(depth)) == 1 - len(problems)
 
 
 def test_chains_are_kept_with_the_advantage_of_each_token(tmp_path: Path) -> None:

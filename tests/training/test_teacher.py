@@ -129,6 +129,17 @@ def test_teacher_with_too_few_positions_is_refused(tmp_path: Path, teacher: Path
         run(tmp_path / "run", f"teacher.model={short}", "steps=1")
 
 
+@pytest.mark.parametrize("divergence", ["exact", "sampled"])
+def test_teacher_without_embeddings_of_all_tokens_is_refused(tmp_path: Path, teacher: Path, divergence: str) -> None:
+    load_tokenizer(str(teacher)).save_pretrained(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(teacher)
+    size = model.config.vocab_size
+    model.resize_token_embeddings(size - 8)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=f"has embeddings of {size - 8} tokens, and its tokenizer has ids up to"):
+        run(tmp_path / "run", f"teacher.model={tmp_path}", f"teacher.divergence={divergence}", "steps=1")
+
+
 def serve(server: OpenAIServer, folder: Path) -> None:
     """Score prompts as vLLM does, with a model and the tokenizer in a folder."""
     model = AutoModelForCausalLM.from_pretrained(folder)

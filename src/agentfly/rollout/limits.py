@@ -173,7 +173,7 @@ def limit_sampling(
 
 
 def seed_for_turn(seed: int | None, group: int, chain: int, turn: int) -> int | None:
-    """The seed of one turn, which depends on nothing but the run's seed and the place of the turn; None without one."""
+    """The seed of a turn, which depends on the run's seed and the place of the turn only; None if the run has none."""
     if seed is None:
         return None
     key = repr((seed, group, chain, turn))

@@ -149,8 +149,10 @@ class RunDirectory:
             for line in lines:
                 value = json.loads(line)
                 advantages = tuple(np.array(each, np.float32) for each in value["advantages"])
-                trajectory = Trajectory.from_json(_map_text(value["trajectory"], self.load_image))
-                stored.append(StoredTrajectory(trajectory, advantages, value["trained"]))
+                chain = value["trajectory"]
+                if _IMAGE_REFERENCE.encode() in line:
+                    chain = _map_text(chain, self.load_image)
+                stored.append(StoredTrajectory(Trajectory.from_json(chain), advantages, value["trained"]))
             return stored
         except (OSError, EOFError, ValueError, KeyError) as error:
             raise DataError(f"{path} cannot be read: {error}") from error
@@ -322,7 +324,7 @@ class RunWriter(RunDirectory):
                 if any(message.images for message in (*each.task.messages, *shown)):
                     chain = _map_text(chain, self._store_image)
                 lines.append(encode_line({"trajectory": chain, "advantages": rounded, "trained": trained}))
-            except (RecordError, ValueError) as error:
+            except (RecordError, ValueError, RecursionError) as error:
                 problems.append(f"chain {each.id} is not stored: {error}")
         write_atomic(self.trajectory_file(step, held_out=held_out), gzip.compress(b"".join(lines), 1, mtime=0))
         return problems

@@ -67,10 +67,10 @@ class Head:
 def score(
     hidden: Tensor, head: Head, tokens: Tensor, temperatures: Tensor, teacher: tuple[Tensor, Head] | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probabilities of tokens, and of the distributions they are from entropy and KL(π ‖ π_teacher): [tokens] each.
+    """Log-probabilities of tokens, and entropy and KL(π ‖ π_teacher) of their distributions, in nats: [tokens] each.
 
-    hidden: [tokens, width], the hidden states before them; tokens, temperatures: [tokens]. All results are in nats.
-    teacher: its hidden states, [tokens, its width], and its head, constants. The head has at least as many rows as the
+    hidden: [tokens, width], the hidden states before the tokens; tokens, temperatures: [tokens]. teacher: its hidden
+    states, [tokens, its width], and its head, both without gradient. The head has at least as many rows as the
     student's; further ones, which pad the vocabulary, are left out. Without a teacher the divergences are 0.
     """
     device = hidden.device.type

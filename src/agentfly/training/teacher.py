@@ -1,8 +1,8 @@
 """The teacher of on-policy distillation: a model with the student's vocabulary that scores the student's own tokens.
 
 It is loaded beside the learner, which compares all logits with it or scores the sampled tokens, or queried over HTTP
-(`TeacherServer`). A teacher with
-another vocabulary is refused before training starts: its probability of a token id would be that of another text.
+(`TeacherServer`). A teacher with another vocabulary is refused before training starts: its probability of a token id
+would be that of another text.
 """
 
 from __future__ import annotations
@@ -39,8 +39,14 @@ def load_teacher(config: TrainConfig, student: Any, device: torch.device, *, on_
     name = config.teacher.model
     if name is None or config.teacher.base_url is not None:
         return None
-    compare_vocabularies(config.model, name)
+    last = compare_vocabularies(config.model, name)
     teacher = load_model(resolve(name), device, teacher_dtype(config, on_gpu=on_gpu))
+    rows = len(teacher.get_input_embeddings().weight)
+    if rows <= last:
+        raise ConfigError(
+            f"teacher.model={name!r} has embeddings of {rows} tokens, and its tokenizer has ids up to {last}: resize "
+            "its embeddings (resize_token_embeddings), or take the tokenizer that it was trained with"
+        )
     if takes_images(teacher) or takes_images(student):
         raise ConfigError(f"teacher.model={name!r}: distillation of vision models is not supported")
     own, given = (max_positions(each.config.get_text_config()) for each in (student, teacher))
@@ -53,11 +59,11 @@ def load_teacher(config: TrainConfig, student: Any, device: torch.device, *, on_
     return teacher
 
 
-def compare_vocabularies(student: str, teacher: str) -> None:
-    """Raise ConfigError unless both tokenizers have the same ids for the same tokens."""
+def compare_vocabularies(student: str, teacher: str) -> int:
+    """Return the highest token id. Raises ConfigError unless both tokenizers have the same ids for the same tokens."""
     own, other = (load_tokenizer(resolve(each)).backend_tokenizer.get_vocab() for each in (student, teacher))
     if own == other:
-        return
+        return max(own.values())
     token = min((own.items() ^ other.items()), key=lambda item: (item[1], item[0]))[0]
     raise ConfigError(
         f"teacher.model={teacher!r} has a vocabulary of {len(other)} tokens, model={student!r} one of {len(own)}, and "

@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the embedded engine needs torch: pip install 'agentfly-rl[train]'")
 
 from agentfly.backends.engine import TransformersBackend, packed_linear  # noqa: E402
+from agentfly.backends.engine.model_runner import ModelRunner, compile_layers  # noqa: E402
 from agentfly.errors import BackendFault, ConfigError, NonFiniteError  # noqa: E402
 from agentfly.types import FinishReason  # noqa: E402
 from tests.backends.engine.tiny import (  # noqa: E402
@@ -385,3 +386,19 @@ async def test_agent_runs_with_a_model_folder(tmp_path: Any) -> None:
     result = await agent.run("Hi.", num_chains=3, sampling={"max_tokens": 8, "seed": 1})
     assert [each.sampled_tokens for each in result] == [8, 8, 8]
     await agent.close()
+
+
+async def test_thread_of_the_engine_compiles_with_the_settings_of_its_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings: list[tuple[bool, int]] = []
+
+    class CompiledRunner(ModelRunner):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            compile_layers(self.model)
+
+        def warm_up(self) -> None:  # in the engine's thread, where layers are traced first
+            settings.append((torch._dynamo.config.specialize_float, torch._dynamo.config.recompile_limit))
+
+    monkeypatch.setattr("agentfly.backends.engine.backend.ModelRunner", CompiledRunner)
+    await backend_of(model_of()).close()
+    assert settings == [(True, 64)]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import logging
 import sys
 import threading
@@ -68,7 +69,9 @@ class Engine:
         self.version = 0
         if runner.depth and sys.getswitchinterval() > SWITCH_INTERVAL:
             sys.setswitchinterval(SWITCH_INTERVAL)
-        self._thread = threading.Thread(target=self._work, name="agentfly-engine", daemon=True)
+        # torch keeps the settings of its compiler, which `compile_layers` changes, in context variables.
+        work = contextvars.copy_context().run
+        self._thread = threading.Thread(target=work, args=(self._work,), name="agentfly-engine", daemon=True)
         self._thread.start()
 
     async def sample(self, request: EngineRequest) -> Completion:
