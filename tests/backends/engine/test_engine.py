@@ -3,8 +3,11 @@
 import asyncio
 import copy
 import random
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -402,3 +405,21 @@ async def test_thread_of_the_engine_compiles_with_the_settings_of_its_layers(mon
     monkeypatch.setattr("agentfly.backends.engine.backend.ModelRunner", CompiledRunner)
     await backend_of(model_of()).close()
     assert settings == [(True, 64)]
+
+
+def test_interpreter_exits_cleanly_while_the_engine_starts() -> None:
+    script = """
+import torch
+from agentfly.backends.engine.model_runner import ModelRunner
+from tests.backends.engine.tiny import backend_of, model_of
+
+def warm_up(self):
+    for _ in range(400):
+        torch.ones(300, 300) @ torch.ones(300, 300)
+    print("warm")
+
+ModelRunner.warm_up = warm_up
+backend = backend_of(model_of())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=Path(__file__).parents[3])
+    assert (done.returncode, done.stdout) == (0, "warm\n"), done.stderr

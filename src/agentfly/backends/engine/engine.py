@@ -11,11 +11,13 @@ row, or if the thread itself fails, every request fails, and nothing can be samp
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import contextvars
 import logging
 import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, InvalidStateError
@@ -39,6 +41,21 @@ _LOG = logging.getLogger(__name__)
 
 Commit = Callable[[], None]
 """Copies weights that were validated into the model."""
+
+
+_ENGINES: weakref.WeakSet[Engine] = weakref.WeakSet()
+EXIT_SECONDS = 30.0
+"""How long the exit of the interpreter waits for a step, or for the capture of CUDA graphs, to end."""
+
+
+@atexit.register
+def _end_threads() -> None:
+    """End the threads of engines that were not closed: one that computes while the interpreter ends aborts it."""
+    engines = list(_ENGINES)
+    for engine in engines:
+        engine.stop()
+    for engine in engines:
+        engine.join(EXIT_SECONDS)
 
 
 class Engine:
@@ -73,6 +90,7 @@ class Engine:
         work = contextvars.copy_context().run
         self._thread = threading.Thread(target=work, args=(self._work,), name="agentfly-engine", daemon=True)
         self._thread.start()
+        _ENGINES.add(self)
 
     async def sample(self, request: EngineRequest) -> Completion:
         """Run a request to its end. If it is cancelled, or its token callback raises, it leaves the batch."""
@@ -100,10 +118,14 @@ class Engine:
         self._closed = True
         self._awake.set()
 
+    def join(self, seconds: float | None = None) -> None:
+        """Wait until the thread has ended, at most so long."""
+        self._thread.join(seconds)
+
     async def close(self) -> None:
         """Stop. Requests that are still pending fail."""
         self.stop()
-        await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self.join)
 
     def _submit(self, command: Callable[[], None]) -> None:
         with self._lock:
