@@ -72,6 +72,12 @@ def test_gate_passes_rewards_from_its_threshold_on(least: float, earned: float) 
     assert ("qa_em" in chain.score.metrics) is bool(earned)
 
 
+@pytest.mark.parametrize(("level", "earned"), [(0.5, 0.0), (1.0, 1.0)])
+def test_gate_of_a_reward_by_itself_passes_only_its_full_value(level: float, earned: float) -> None:
+    chain = agent_of(gate(column, column), ["done"]).run_sync({**ROW, "level": level})[0]
+    assert chain.reward == earned
+
+
 def test_products_and_gates_nest_and_are_weighted() -> None:
     both = gate("shining", product("half", qa_em, name="right"), name="gated")
     chain = agent_of({both: 2.0, column: 1.0}, [PRESS, "done"]).run_sync(ROW)[0]

@@ -43,11 +43,11 @@ class Product(Reward):
         """Compute the product; the value of each part is a metric under its name."""
         total = 1.0
         metrics: dict[str, Any] = {}
-        for part in self.parts:
+        for number, part in enumerate(self.parts, 1):
             score = await part.score(trajectory, context, leases, used)
             metrics[part.name] = score.total
             metrics |= {f"{part.name}/{name}": value for name, value in score.metrics.items()}
-            is_gate = self.threshold is not None and part is not self.parts[-1]
+            is_gate = self.threshold is not None and number < len(self.parts)  # one reward may be both
             total *= float(score.total >= (self.threshold or 0.0)) if is_gate else score.total
             if not total:
                 break
