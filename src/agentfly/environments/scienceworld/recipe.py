@@ -1,39 +1,74 @@
-"""ScienceWorld: elementary science, such as finding an animal and putting it into the red box.
+r"""ScienceWorld: elementary science, such as finding the animal with the longest life span.
 
     pip install 'agentfly-rl[train,scienceworld]'
-    agentfly sft scienceworld --model new --expert 400 --steps 800 --learning-rate 1e-3 --out warm
+    agentfly sft scienceworld --model new --expert 558 --steps 300 --batch-size 16 \
+        --learning-rate 1e-3 --out warm
     agentfly train scienceworld model=warm
-    agentfly eval scienceworld --model warm --by task_name
+    agentfly eval scienceworld --model warm --greedy --by task_name
     agentfly train scienceworld model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
 
-Needs Java too. These are seven short ones of the thirty tasks; leave `tasks=` out for all of them, and give the long
-ones more turns. Variations are those of the official splits.
+Needs Java too. These are three of the thirty tasks, with 62 variations each to train on, three times with different
+demonstrations. Held out are all 188 variations of the official splits validation and test.
+
+The simulator's own solutions presuppose the room in which a task starts and the animals that are there, which the model
+has not seen. The expert of this recipe has seen no more than the model: it teleports, and names animals in random
+order; naming one that is not there has no effect. Only solved tasks are demonstrated. The reward is 1 for a solved
+task, else 0.
 """
 
+from random import Random
 from typing import Any
 
 from agentfly.agents import HFAgent
 from agentfly.environments import ScienceWorld
-from agentfly.rewards import scienceworld_score
-from agentfly.training import TrainConfig
+from agentfly.environments.recipe_config import small_model_config
+from agentfly.rewards import gate, scienceworld_score
+from agentfly.types import Task, ToolCall
 
-SHORT = (
-    *("lifespan-longest-lived", "lifespan-shortest-lived", "lifespan-longest-lived-then-shortest-lived"),
-    *("find-living-thing", "find-non-living-thing", "find-plant", "find-animal"),
+LIFESPAN = ("lifespan-longest-lived", "lifespan-shortest-lived", "lifespan-longest-lived-then-shortest-lived")
+ANIMALS = (
+    *("ant", "beaver", "brown bear", "chameleon", "chipmunk", "crocodile", "dragonfly", "elephant", "frog"),
+    *("giant tortoise", "hedgehog", "mouse", "parrot", "rabbit", "wolf"),
 )
+"""The animals of the training variations of the tasks on life span; three of them are there in each."""
+
+
+class RandomSearch(ScienceWorld):
+    """ScienceWorld with an expert that names animals in random order. In other tasks it is the usual one."""
+
+    async def reset(self, task: Task) -> None:
+        await super().reset(task)
+        animals = Random(task.id).sample(ANIMALS, len(ANIMALS))
+        actions = ["teleport to outside", *(f"focus on {animal}" for animal in animals)]
+        self._plan = iter(actions) if task.columns["task_name"] in LIFESPAN else None
+
+    async def expert(self) -> ToolCall | str:
+        if self._plan is None:
+            return await super().expert()
+        action = None if self.ended else next(self._plan, None)
+        return "Done." if action is None else ToolCall("scienceworld_step", {"action": action})
 
 
 def agent(**model: Any) -> HFAgent:
-    return HFAgent(**model, tools=[ScienceWorld.scienceworld_step], reward=scienceworld_score)
+    solved = gate(scienceworld_score, scienceworld_score, name="solved")
+    return HFAgent(**model, tools=[RandomSearch.scienceworld_step], reward=solved)
 
 
-tasks = ScienceWorld.draw_tasks("train", 400, tasks=SHORT)
-eval_tasks = ScienceWorld.draw_tasks("validation", 42, tasks=SHORT)
-config = TrainConfig(
-    tasks_per_step=16,
-    max_turns=25,
-    sampling={"max_tokens": 64},
-    optimizer={"learning_rate": 3e-4},
-    evaluation={"every": 20},
-    checkpoint={"every": 20},
+tasks = [
+    {**row, "id": f"{row['id']} {order}"}  # the expert's order depends on the id
+    for order in range(3)
+    for row in ScienceWorld.draw_tasks("train", 186, tasks=LIFESPAN)
+]
+eval_tasks = [
+    *ScienceWorld.draw_tasks("validation", 93, tasks=LIFESPAN),
+    *ScienceWorld.draw_tasks("test", 95, tasks=LIFESPAN),
+]
+config = small_model_config(
+    max_turns=10,
+    max_tokens=48,
+    loss={"aggregation": "sequence"},  # chains that fail have most of the tokens
+    optimizer={"learning_rate": 2e-4, "schedule": "linear", "warmup_steps": 2},
+    run_options={"max_concurrent_chains": 64},  # four Java processes
+    steps=15,
+    evaluation={},  # before and after training: 376 chains each
 )
