@@ -74,7 +74,6 @@ def square_reward() -> dict[str, Any]:
 
 LONG = f"backend.kv_memory={9 << 29}"
 """For chains of a thousand tokens: 128 of them take about 4 GiB of keys and values."""
-SCIENCE = ("lifespan-longest-lived", "lifespan-shortest-lived", "find-living-thing", "find-non-living-thing")
 SHOP_STAGES = (6, 8, 10, 11, 12, 13, 14, 15, 17, 20, 24)
 ENVS = {
     "sql": Env("sql", draw_by("SQL", levels=(1, 2)), demonstrated=1000, trained=2400),
@@ -98,11 +97,6 @@ ENVS = {
         "alfworld", draw_by("ALFWorld"), trained=2400, held_out=240, max_tokens=48,
         changes=("tasks_per_step=16", "max_turns=20", LONG), warm_steps=40,
         learning=("steps=150", "algorithm=gigpo"), memory=19,
-    ),
-    "scienceworld": Env(
-        "scienceworld", draw_by("ScienceWorld", tasks=SCIENCE), demonstrated=128, trained=260, held_out=200,
-        max_tokens=56, changes=("tasks_per_step=16", "max_turns=16", LONG),
-        stages=(10, 16, 22, 28, 36, 46, 60, 80),
     ),
 }  # fmt: skip
 """Environments by name."""

@@ -82,7 +82,7 @@ SEEDED = ("base", "lr-1e-5", "resample", "mini4")
 """Factors that run with seeds 1 and 2 besides 0."""
 
 
-LEARNED = ("webshop", "alfworld", "programs", "math", "shell", "scienceworld", "webshop-official")
+LEARNED = ("webshop", "alfworld", "programs", "math", "shell", "webshop-official")
 """Environments of `learn`, the most valuable first."""
 SEEDS = (0, 1, 2)
 

@@ -7,13 +7,15 @@ from typing import Any
 from agentfly.training.config import TrainConfig
 
 
-def small_model_config(*, max_turns: int, max_tokens: int, **fields: Any) -> TrainConfig:
+def small_model_config(
+    *, max_turns: int, max_tokens: int, learning_rate: float = 3e-4, warmup_steps: int = 0, **fields: Any
+) -> TrainConfig:
     """Settings for a model of some million parameters on a CPU. `fields` are those of TrainConfig that differ."""
     settings = {
         "tasks_per_step": 16,
         "max_turns": max_turns,
         "sampling": {"max_tokens": max_tokens},
-        "optimizer": {"learning_rate": 3e-4, "schedule": "linear"},
+        "optimizer": {"learning_rate": learning_rate, "schedule": "linear", "warmup_steps": warmup_steps},
         "micro_batch_tokens": 4096,
         "steps": 40,
         "evaluation": {"every": 10},

@@ -253,7 +253,7 @@ def compile_layers(model: Any) -> None:
     Call the model under `TRACE_LOCK`.
     """
     # Floats such as the epsilon of a norm or the scaling of an adapter are constants. Traced as variables, they would
-    # be tensors in host memory, with C++ kernels of their own that take a minute to build.
+    # be tensors in host memory, for which torch builds C++ kernels even if the model is on a GPU.
     torch._dynamo.config.specialize_float = True
     decoder = model.get_decoder()
     layers: Any = getattr(decoder, "layers", None) or getattr(decoder, "h", ())

@@ -28,7 +28,7 @@ config = small_model_config(
     max_turns=3,
     max_tokens=32,
     model="tiny-vision",
-    optimizer={"learning_rate": 5e-4, "schedule": "linear"},
+    learning_rate=5e-4,
     steps=50,
     checkpoint={"every": 25},
 )

@@ -27,7 +27,7 @@ eval_tasks = FrozenLake.draw_tasks("validation", 200)
 config = small_model_config(
     max_turns=10,
     max_tokens=32,
-    optimizer={"learning_rate": 2e-4, "schedule": "linear", "warmup_steps": 2},
-    steps=40,
+    learning_rate=2e-4,
+    warmup_steps=2,
     evaluation={"every": 20},
 )

@@ -29,7 +29,7 @@ config = small_model_config(
     max_turns=1,
     max_tokens=32,
     tasks_per_step=32,
-    optimizer={"learning_rate": 4e-4, "schedule": "linear", "warmup_steps": 2},
-    steps=40,
+    learning_rate=4e-4,
+    warmup_steps=2,
     evaluation={"every": 20},
 )

@@ -28,7 +28,8 @@ eval_tasks = TextArenaGame.draw_tasks("validation", 200)
 config = small_model_config(
     max_turns=6,
     max_tokens=32,
-    optimizer={"learning_rate": 4e-4, "schedule": "linear", "warmup_steps": 2},
+    learning_rate=4e-4,
+    warmup_steps=2,
     steps=24,
     evaluation={"every": 12},
 )

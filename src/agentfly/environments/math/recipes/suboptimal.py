@@ -47,7 +47,8 @@ eval_tasks = MathWithPython.draw_tasks("validation", 200, levels=[1])
 config = small_model_config(
     max_turns=3,
     max_tokens=64,
-    optimizer={"learning_rate": 2e-4, "schedule": "linear", "warmup_steps": 2},
+    learning_rate=2e-4,
+    warmup_steps=2,
     steps=30,
     evaluation={"every": 15},
 )

@@ -29,7 +29,7 @@ config = small_model_config(
     max_turns=4,
     max_tokens=32,
     model="tiny-vision-find",
-    optimizer={"learning_rate": 5e-4, "schedule": "linear"},
+    learning_rate=5e-4,
     steps=50,
     checkpoint={"every": 25},
 )
