@@ -104,9 +104,9 @@ def replay_expert(plan: TrainPlan) -> TrainPlan:
 
 
 def make_plan(recipe: str, overrides: Mapping[str, Any], steps: int) -> TrainPlan:
-    """The recipe's plan with these overrides, without evaluations, checkpoints and console output."""
+    """The recipe's plan with these overrides, without warm-up, evaluations, checkpoints and console output."""
     quiet = {"steps": steps + 1, "loggers": [], "evaluation": {}, "checkpoint": {"every": steps + 2}}
-    plan = plan_recipe(find_recipe(recipe), {**quiet, **overrides})
+    plan = plan_recipe(find_recipe(recipe), {**quiet, "optimizer.warmup_steps": 0, **overrides})
     return dataclasses.replace(plan, eval_tasks=())
 
 

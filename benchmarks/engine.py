@@ -5,9 +5,10 @@ Rounds are interleaved. Besides tokens per second of wall time, which other proc
 second of CPU time are reported. vLLM's processes spin while they wait: its CPU time means little unless everything is
 pinned to the same cores (`taskset`).
 vLLM runs in the environment of `make vllm`, and is skipped if there is none. With several threads, skip transformers'
-batching (`--sides vLLM`): its thread keeps OpenMP's helper threads, which slows the others down.
+batching (`--sides vLLM`): its thread keeps OpenMP's helper threads, which slows the others down. The side `torch` is
+this engine without its native attention.
 
-    python -m benchmarks.engine [--model smollm2-135m] [--threads 1] [--sides transformers vLLM] [--only 8 32 …]
+    python -m benchmarks.engine [--model smollm2-135m] [--threads 1] [--sides transformers vLLM torch] [--only 8 32 …]
         [--rounds 3] [--max-tokens 48] [--quick]
 """
 
@@ -32,13 +33,14 @@ from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, Generat
 
 from agentfly.backends.base import Request
 from agentfly.backends.engine import TransformersBackend
+from agentfly.backends.engine.attention import DenseAttention
 from agentfly.models import resolve
 from agentfly.types import Sampling
 from benchmarks.table import print_table
 
 ROOT = Path(__file__).resolve().parents[1]
 VLLM = Path(os.environ.get("VLLM_PYTHON", ROOT / ".venv-vllm" / "bin" / "python"))
-SIDES = ("transformers", "vLLM")
+SIDES = ("transformers", "vLLM", "torch")
 VOCABULARY = 400
 """Token ids below this exist in every model."""
 MEMORY = 2 << 30
@@ -257,11 +259,15 @@ async def run(options: argparse.Namespace) -> None:
     name, quick, only, threads = options.model, options.quick, options.only, options.threads
     torch.set_num_threads(threads)
     model = AutoModelForCausalLM.from_pretrained(resolve(name), dtype=torch.float32).eval()
-    backend, uncached = (TransformersBackend(model, kv_memory=MEMORY) for _ in range(2))
+    backends = [TransformersBackend(model, kv_memory=MEMORY) for _ in range(3 if "torch" in options.sides else 2)]
+    backend, uncached = backends[:2]
     uncached._engine._scheduler._reuse = False
     sizes, most = ((1, 4), 8) if quick else ((1, 8, 32, 64), options.max_tokens)
     with contextlib.ExitStack() as stack:
         sides = {"agentfly": run_embedded(backend)}
+        if "torch" in options.sides:
+            backends[2]._runner._attention = DenseAttention
+            sides["torch's attention"] = run_embedded(backends[2])
         if "transformers" in options.sides:
             other = AutoModelForCausalLM.from_pretrained(resolve(name), dtype=torch.float32).eval()
             sides["continuous batching"] = stack.enter_context(continuous(other))
@@ -280,8 +286,8 @@ async def run(options: argparse.Namespace) -> None:
 
     if not only or "chains" in only:
         await multi_turn(backend, uncached, quick)
-    await backend.close()
-    await uncached.close()
+    for each in backends:
+        await each.close()
 
 
 async def multi_turn(backend: TransformersBackend, uncached: TransformersBackend, quick: bool) -> None:
@@ -304,7 +310,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m", help="One that `agentfly models` prepares.")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", nargs="*", default=(), metavar="REQUESTS", help="rows of the first table: 32, …")
-    parser.add_argument("--sides", nargs="*", default=SIDES, choices=SIDES, help="To compare with AgentFly.")
+    parser.add_argument("--sides", nargs="*", default=SIDES[:2], choices=SIDES, help="To compare with AgentFly.")
     parser.add_argument("--threads", type=int, default=1, help="Per engine.")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--max-tokens", type=int, default=48, help="Sampled per request; at least half.")

@@ -31,6 +31,14 @@ STUDIES: dict[str, dict[str, list[str]]] = {
         "REINFORCE++": ["algorithm=reinforce_pp"],
         "PPO": ["algorithm=ppo", "optimizer.critic_learning_rate=1e-3"],
     },
+    "critic": {
+        "PPO": ["algorithm=ppo", "optimizer.critic_learning_rate=1e-3"],
+        "PPO, 5 steps of critic warm-up": [
+            "algorithm=ppo",
+            "optimizer.critic_learning_rate=1e-3",
+            "optimizer.critic_warmup_steps=5",
+        ],
+    },
     "turns": {"at most 4 turns": [], "at most 8 turns": ["max_turns=8"]},
     "size": {"1.0 M parameters": [], "0.2 M parameters": ["model=small"]},
     "staleness": {

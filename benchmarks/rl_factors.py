@@ -38,7 +38,7 @@ TUNED = 256
 TARGET = 0.28
 SEARCH_SECONDS = 200.0
 """Seconds after which a `search` job stops SFT."""
-EVALUATION_SECONDS = 80.0
+EVALUATION_SECONDS = 110.0
 """Seconds that a `train` job reserves for its evaluation before the deadline of the queue."""
 WARM_STEPS = {"sql": (10, 16, 24, 48), "search": (8, 14, 22, 44)}
 BASE_STEPS = {"sql": 24, "search": 14}

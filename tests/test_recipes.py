@@ -16,7 +16,7 @@ from agentfly.training import TrainConfig
 from tests.environments.browsers import browser_full
 
 MARKS = {"miniwob": browser_full, "visual_webshop": browser_full}
-MIN_SUCCESS = {"math_suboptimal": 0.2, "scienceworld": 0.2}
+MIN_SUCCESS = dict.fromkeys(("frozen_lake", "math_suboptimal", "scienceworld", "sokoban", "textarena"), 0.2)
 """Smallest mean reward of the expert's chains where it is below the usual 0.7."""
 TO_TRAIN = [
     pytest.param(each.name, marks=MARKS.get(each.name, ()))

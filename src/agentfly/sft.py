@@ -50,10 +50,13 @@ class SftStep:
     """On held-out demonstrations; None where there are none, or none was due."""
 
 
-def build_sft_learner(model: str, *, steps: int, learning_rate: float = 1e-5, seed: int = 0) -> LocalLearner:
+def build_sft_learner(
+    model: str, *, steps: int, learning_rate: float = 1e-5, train_tower: bool = False, seed: int = 0
+) -> LocalLearner:
     """A learner for `steps` steps of SFT: linear warm-up over a twentieth of them, then linear decay to 0.
 
     model: a name of `agentfly models`, a local folder, or a hub name.
+    train_tower: whether the vision tower of a vision model is trained.
     """
     return LocalLearner(
         load_model(resolve(model), resolve_device(None), torch.float32),
@@ -62,6 +65,7 @@ def build_sft_learner(model: str, *, steps: int, learning_rate: float = 1e-5, se
         schedule="linear",
         total_steps=steps,
         warmup_steps=steps // 20,
+        train_tower=train_tower,
         seed=seed,
     )
 

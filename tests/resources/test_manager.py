@@ -195,12 +195,14 @@ async def test_reset_timeout_is_a_fault(manager: ResourceManager) -> None:
 
 
 async def test_failed_start_is_retried(manager: ResourceManager) -> None:
-    World.breaks.add("start")
-    async with manager.leases(TASK, [World]) as leases:
-        getting = asyncio.create_task(leases.get(World))
-        await until(lambda: "start" in World.log)
-        World.breaks.clear()
-        assert isinstance(await getting, World)
+    class Hasty(World):
+        async def start(self) -> None:
+            await super().start()
+            if self.log.count("start") == 1:
+                raise OSError("not yet")
+
+    async with manager.leases(TASK, [Hasty]) as leases:
+        assert isinstance(await leases.get(Hasty), Hasty)
     assert (only(manager).failed_starts, only(manager).broken) == (1, "")
 
 
@@ -1059,7 +1061,9 @@ async def test_instance_that_cannot_pause_or_resume_is_evicted(monkeypatch: pyte
 async def test_shared_instance_is_resumed_once(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     monkeypatch.setattr(allocator, "PAUSE_AFTER", 0.01)
     hostel = Hostel()
-    manager = make_manager(World, runtime=hostel, scope="global", concurrent=True, idle_seconds=60.0)
+    manager = make_manager(
+        World, runtime=hostel, scope="global", concurrent=True, reset_timeout=60.0, idle_seconds=60.0
+    )
     first = await pause_instance(manager, hostel, broken)
     monkeypatch.setattr(allocator, "PAUSE_AFTER", 60.0)
 

@@ -3,8 +3,11 @@
 import asyncio
 import json
 import os
+import socket
+import time
 from collections.abc import AsyncIterator
 
+import psutil
 import pytest
 import pytest_asyncio
 
@@ -90,6 +93,35 @@ async def test_a_ready_session_that_died_is_not_handed_out(sandbox) -> None:
         await asyncio.sleep(0.01)
     session = await sandbox.open_session()
     assert (await session.run("6 * 7")).value == "42"
+
+
+def wait_until_refused(listener: int) -> None:
+    """Wait until no process listens, without letting the event loop run."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(f"/proc/self/fd/{listener}")
+            except ConnectionRefusedError:
+                return
+        time.sleep(0.001)
+    pytest.fail("the zygote still listens a minute after it was killed")
+
+
+@pytest.mark.parametrize("requested", [False, True])
+async def test_sessions_come_from_the_next_zygote_if_the_zygote_dies(sandbox, requested: bool) -> None:
+    zygote = await sandbox.start()
+    process = psutil.Process(zygote._process.pid)
+    opening = asyncio.gather(*(sandbox.open_session() for _ in range(READY)))
+    if requested:
+        for each in (process, *process.children(recursive=True)):
+            each.suspend()  # so that it dies between the request and its answer
+        while len(zygote._exits) < READY:
+            await asyncio.sleep(0)
+    process.kill()
+    wait_until_refused(zygote._listener)
+    assert zygote.alive, "the event loop must not know of its end yet"
+    assert [(await session.run("6 * 7")).value for session in await opening] == ["42"] * READY
 
 
 async def test_nothing_is_left_of_ready_sessions() -> None:

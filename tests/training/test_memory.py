@@ -318,4 +318,5 @@ def test_estimated_activations_alone_refuse_nothing() -> None:
     assert plan.left < 0
     plan.require_fit()
     assert "(activations estimated for 16,777,216 tokens)" in str(plan)
+    assert str(plan).endswith("if a pass has that many tokens; a smaller micro_batch_tokens needs less")
     assert plan.to_json()["left"] == plan.left

@@ -9,6 +9,7 @@ import torch
 
 from agentfly import reward, tool
 from agentfly.agents import HFAgent
+from agentfly.backends.engine.vision import tower_parameters
 from agentfly.demonstrations import record_conversation
 from agentfly.rollout import KeepImages
 from agentfly.runs import RunDirectory
@@ -124,7 +125,8 @@ async def test_older_images_are_left_out(model: str) -> None:
     await agent.close()
 
 
-def test_sft_learns_from_images(model: str) -> None:
+@pytest.mark.parametrize("train_tower", [False, True])
+def test_sft_learns_from_images(model: str, train_tower: bool) -> None:
     agent = make_agent(model_name_or_path=model, backend="scripted", backend_config={"script": "unused"})
     chains = []
     for number in range(4):
@@ -133,9 +135,12 @@ def test_sft_learns_from_images(model: str) -> None:
         rows = (asked, Message("assistant", "It"), seen, Message("assistant", f" is {number}"))
         chains.append(record_conversation(agent, Task(rows, {}, str(number))))
     assert [len(chain.segments[0].image_positions) for chain in chains] == [10] * 4
-    learner = build_sft_learner(model, steps=20, learning_rate=3e-3)
+    learner = build_sft_learner(model, steps=20, learning_rate=3e-3, train_tower=train_tower)
+    before = [each.detach().clone() for each in tower_parameters(learner.model)]
     steps = train_sft(learner, chains, steps=20, batch_size=4, prompt_loss_weight=0.1)
     assert steps[-1].loss < 0.7 * steps[0].loss
+    same = [torch.equal(old, new) for old, new in zip(before, tower_parameters(learner.model), strict=True)]
+    assert all(same) is not train_tower
 
 
 async def test_model_without_a_processor_gets_a_note_for_each_image(model: str, tmp_path: Path) -> None:

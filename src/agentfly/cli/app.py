@@ -300,6 +300,9 @@ def sft(
     prompt_loss_weight: Annotated[
         float, typer.Option(help="Loss weight of prompt and observation tokens (0 to 1); above 0 for a new model.")
     ] = 0.0,
+    train_tower: Annotated[
+        bool, typer.Option("--train-tower", help="Also train the vision tower, which is frozen otherwise.")
+    ] = False,
     save_every: Annotated[
         int | None, typer.Option(min=1, help="Also write the model every N steps, to OUT-STEP.")
     ] = None,
@@ -322,6 +325,7 @@ def sft(
         learning_rate=learning_rate,
         validation_fraction=validation_fraction,
         prompt_loss_weight=prompt_loss_weight,
+        train_tower=train_tower,
         save_every=save_every,
         seed=seed,
     )

@@ -49,6 +49,8 @@ class SftConfig:
     """Fraction of demonstrations held out for validation."""
     prompt_loss_weight: float = 0.0
     """Loss weight of prompt and observation tokens (0 to 1)."""
+    train_tower: bool = False
+    """Whether the vision tower and its connector are trained."""
     save_every: int | None = None
     """Interval in steps at which the model is also written, to `OUT-STEP`; None writes it only at the end."""
     seed: int = 0
@@ -111,7 +113,11 @@ def run_sft(run: AgentRun, config: SftConfig, console: Console | None = None) ->
     training, validation = chains[held_out:], chains[:held_out]
     report(f"{len(training)} demonstrations to imitate, {len(validation)} held out")
     learner = build_sft_learner(
-        run.agent.model_name_or_path, steps=config.steps, learning_rate=config.learning_rate, seed=config.seed
+        run.agent.model_name_or_path,
+        steps=config.steps,
+        learning_rate=config.learning_rate,
+        train_tower=config.train_tower,
+        seed=config.seed,
     )
     if validation:
         before = measure_fit(learner.model, demonstration_segments(learner.model, validation))

@@ -22,3 +22,22 @@ def small_model_config(
         "checkpoint": {"every": 20},
     }
     return TrainConfig(**{**settings, **fields})
+
+
+def pretrained_model_config(
+    *, max_turns: int, max_tokens: int, learning_rate: float = 3e-5, warmup_steps: int = 0, **fields: Any
+) -> TrainConfig:
+    """Settings for SmolLM2-135M on one GPU, after SFT. `fields` are those of TrainConfig that differ.
+
+    The learning rate gained most of four in docs/lab/rl_factors.md.
+    """
+    settings = {
+        "model": "smollm2-135m",
+        "tasks_per_step": 32,
+        "max_turns": max_turns,
+        "sampling": {"max_tokens": max_tokens},
+        "optimizer": {"learning_rate": learning_rate, "warmup_steps": warmup_steps},
+        "steps": 30,
+        "checkpoint": {"every": 30},
+    }
+    return TrainConfig(**{**settings, **fields})

@@ -97,7 +97,7 @@ class LocalSandbox(Sandbox):
                 host.start_closing()
                 host = None
         if host is None:
-            host = await super().open_host(limits)
+            host = await self._open_new(limits)
         ready.num_opened += 1
         while len(ready.hosts) + ready.num_forking < min(ready.num_opened - 1, self._max_ready):
             ready.num_forking += 1
@@ -109,7 +109,7 @@ class LocalSandbox(Sandbox):
     async def _fork_ahead(self, limits: Limits, ready: _ReadySessions) -> None:
         """Open a session and keep it for the next caller. A failure is logged; that caller opens its own."""
         try:
-            host = await super().open_host(limits)
+            host = await self._open_new(limits)
         except AgentFlyError as error:
             if not self._closed:
                 _LOG.warning("a session could not be forked ahead: %s", error)
@@ -120,6 +120,16 @@ class LocalSandbox(Sandbox):
             ready.hosts.append(host)
         else:
             host.start_closing()
+
+    async def _open_new(self, limits: Limits) -> SessionHost:
+        """Open a session. If the zygote dies meanwhile, open it from the next one."""
+        zygote = await self.start()
+        try:
+            return await super().open_host(limits)
+        except EnvironmentFault:
+            if zygote.alive:  # up to date: ending the failed session waited until the zygote answered or died
+                raise
+            return await super().open_host(limits)
 
     async def _make_host(self, limits: Limits) -> LocalHost:
         zygote = await self.start()

@@ -165,6 +165,8 @@ class ZygoteHandle:
         except OSError as error:
             for each in connections:
                 each.close()
+            if isinstance(error, ConnectionRefusedError):  # it died, and the event loop has not read that yet
+                self._mark_dead()
             raise channel.ChannelClosed(f"the zygote does not listen: {error}") from error
         if direct:  # first, so that the zygote has it when the session is requested
             connections[0].send_now(channel.QUESTION, json.dumps({"id": number}).encode())

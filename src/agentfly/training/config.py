@@ -218,7 +218,10 @@ class TrainConfig:
         if self.num_chains < self.min_chains:
             raise ConfigError(f"{self.algorithm} compares the chains of a task: num_chains must be at least 2")
         if (warmup := self.optimizer.warmup_steps) >= self.steps:
-            raise ConfigError(f"optimizer.warmup_steps={warmup} leaves none of steps={self.steps} at the full rate")
+            raise ConfigError(
+                f"optimizer.warmup_steps={warmup} leaves none of steps={self.steps} at the full rate: "
+                "raise steps, or lower optimizer.warmup_steps (0: none)"
+            )
         if (warmup := self.optimizer.critic_warmup_steps) >= self.steps:
             raise ConfigError(f"optimizer.critic_warmup_steps={warmup} leaves none of steps={self.steps} to the policy")
         loss = self.loss

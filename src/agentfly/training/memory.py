@@ -117,6 +117,8 @@ class MemoryPlan:
         remainder = f"{format_gib(self.left)} left of {format_gib(self.total)}"
         if self.left < 0:
             remainder = f"{format_gib(-self.left)} more than the {format_gib(self.total)} available"
+            if not self.measured and self.left + self.parts["activations"] >= 0:
+                remainder += " if a pass has that many tokens; a smaller micro_batch_tokens needs less"
         return f"Memory in GiB: {parts} (activations {how} for {self.tokens:,} tokens); {remainder}"
 
     def to_json(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -9,8 +10,8 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="the embedded engine needs torch: pip install 'agentfly-rl[train]'")
 
-from agentfly.backends.engine import packed_linear  # noqa: E402
-from agentfly.backends.engine.attention import BLOCK, DenseAttention, LayerCache, QuerySpan  # noqa: E402
+from agentfly.backends.engine import native_kernels, packed_linear  # noqa: E402
+from agentfly.backends.engine.attention import BLOCK, DenseAttention, LayerCache, NativeAttention, QuerySpan  # noqa: E402
 from agentfly.backends.engine.kv_cache import KVCache, zeros  # noqa: E402
 from agentfly.backends.engine.loading import graphs  # noqa: E402
 from tests.backends.engine.tiny import model_of  # noqa: E402
@@ -36,16 +37,16 @@ def plain(rows: torch.Tensor, piece: QuerySpan, past: LayerCache) -> torch.Tenso
 
 
 SINGLE = st.tuples(st.just(1), st.integers(0, 40), st.integers(0, 3))
-PROMPT = st.tuples(st.integers(1, BLOCK + 40), st.integers(0, 30), st.integers(0, 3))
+PROMPT = st.tuples(st.integers(1, 2 * BLOCK + 40), st.integers(0, 30), st.integers(0, 3))
 
 
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(SINGLE, max_size=5), st.lists(PROMPT, max_size=2), st.sampled_from([None, 3, 20]),
-    st.sampled_from([None, 1.5]), st.randoms(use_true_random=False), st.booleans(), st.booleans(),
+    st.sampled_from([None, 1.5]), st.randoms(use_true_random=False), st.booleans(), st.booleans(), st.booleans(),
 )  # fmt: skip
 def test_attention_equals_the_plain_implementation(
-    singles, prompts, window, softcap, random, shuffled, scattered
+    singles, prompts, window, softcap, random, shuffled, scattered, native
 ) -> None:
     """Spans with a past and a gap before each, in any order, up to the last slot; unused slots hold random values."""
     drawn = [*singles, *prompts]
@@ -64,7 +65,9 @@ def test_attention_equals_the_plain_implementation(
     cache = KVCache(start, torch.randn(1, 2, start, SHARED, WIDTH) * 3)
     past = LayerCache(cache.data[0, 0], cache.data[0, 1], 0.3, window, softcap)
     rows = torch.randn(sum(piece.count for piece in pieces), HEADS, WIDTH)
-    got = DenseAttention(cache, torch.empty(0), pieces).attend(rows.transpose(0, 1), past)
+    kernels = native_kernels.load() if native else None  # None also where there is no compiler
+    build = DenseAttention if kernels is None else partial(NativeAttention, kernels)
+    got = build(cache, torch.empty(0), pieces).attend(rows.transpose(0, 1), past)
     own = rows.split([piece.count for piece in pieces])
     right = torch.cat([plain(mine, piece, past) for mine, piece in zip(own, pieces, strict=True)])
     torch.testing.assert_close(got, right, atol=1e-5, rtol=1e-5)

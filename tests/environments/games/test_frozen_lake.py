@@ -9,6 +9,7 @@ import pytest
 from agentfly.environments.games import FrozenLake
 from agentfly.environments.games.frozen_lake import compute_distances
 from agentfly.environments.games.game import find_symbols
+from agentfly.environments.games.recipes.frozen_lake import CarelessLake
 from agentfly.errors import ConfigError, DataError
 from tests.environments.games.playing import answers, count_demonstrations, reset_env, winning
 from tests.fakes import call
@@ -28,6 +29,17 @@ async def test_observations_along_a_path() -> None:
     assert last == {
         "observation": "SFH\nHFF\nFHP\nYou are at the goal.", "won": True, "score": 1.0, "ends_chain": True
     }  # fmt: skip
+
+
+async def test_recipe_describes_the_lake_from_the_player() -> None:
+    made = await reset_env(CarelessLake, ROW)
+    seen = [(await made.move(way))["observation"] for way in ("right", "down", "right", "down")]
+    assert seen == [
+        "The goal is 2 down and 1 right. Around you: up edge, down ice, left ice, right hole.",
+        "The goal is 1 down and 1 right. Around you: up ice, down hole, left hole, right ice.",
+        "The goal is 1 down. Around you: up hole, down goal, left ice, right edge.",
+        "The goal is here. Around you: up ice, down edge, left hole, right edge.\nYou are at the goal.",
+    ]
 
 
 async def test_hole_ends_the_game() -> None:

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from agentfly.environments.games import Sokoban
+from agentfly.environments.games.recipes.sokoban import CarelessSokoban
 from agentfly.environments.games.sokoban import read_level, solve
 from agentfly.errors import ConfigError, DataError
 from agentfly.types import Task
@@ -43,6 +44,17 @@ async def test_observation_after_a_push() -> None:
     assert last["observation"].endswith("Every box is on a goal.")
     assert last["ends_chain"]
     assert made.won
+
+
+async def test_recipe_describes_the_room_from_the_player() -> None:
+    made = await reset_env(CarelessSokoban, LONG)
+    seen = [(await made.move(way))["observation"] for way in ("left", "up", "right")]
+    assert seen == [
+        "The way is blocked.\nThe box is 1 up and 1 right of you, the goal 1 down and 2 right of the box. "
+        "Walls near you: down left; near the box: none.",
+        "The box is 1 right of you, the goal 1 down and 2 right of the box. Walls near you: left; near the box: none.",
+        "The box is 1 right of you, the goal 1 down and 1 right of the box. Walls near you: none; near the box: none.",
+    ]
 
 
 async def test_box_in_a_corner_is_stuck() -> None:

@@ -60,4 +60,4 @@ async def test_expert_demonstrates_in_the_format_of_the_model() -> None:
     await agent.close()
     assert not shown.reasons
     replies = [message.text for message in shown.accepted[0].messages if message.role == "assistant"]
-    assert [reply.partition("Action: ")[2].partition("(")[0] for reply in replies] == ["click", "type", "click"]
+    assert [reply.partition("Action: ")[2].partition("(")[0] for reply in replies] == ["wait", "click", "type", "click"]

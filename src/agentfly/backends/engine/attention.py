@@ -3,8 +3,9 @@
 Registered with transformers under the name `agentfly`. A model that asks the registry for its attention then runs any
 mixture of prefill and decode in one forward pass, with its own weights and its own code for everything else.
 
-`DenseAttention` is the implementation for a CPU, and for GPUs where the Triton kernel does not apply: single tokens two
-at a time, prompts in blocks, as views of the cache wherever a sequence's slots are adjacent.
+`NativeAttention` is the implementation for a CPU. `DenseAttention` computes the same with torch's operators, for GPUs
+where the Triton kernel does not apply and CPUs without a C compiler: single tokens two at a time, prompts in blocks, as
+views of the cache wherever a sequence's slots are adjacent.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from agentfly.backends.engine.kv_cache import KVCache
+from agentfly.backends.engine.native_kernels import MAX_TOKENS, MAX_WIDTH, NativeKernels, NativeSpan, SpanTable
 
 NAME = "agentfly"
 BLOCK = 64
@@ -55,7 +57,7 @@ class LayerCache:
     window: int | None
     """Size of the sliding window; None: the whole past."""
     softcap: float | None
-    """Bound of the scores; None: not bounded."""
+    """Soft cap of the scores; None: no cap."""
 
 
 class AttentionLayout(Protocol):
@@ -227,6 +229,30 @@ class DenseAttention(AttentionLayout):
         return _AttentionCall(
             count, single, (len(spans), shared, most, width), stride, begin[0] * shared * width, mask, slots
         )
+
+
+class NativeAttention(DenseAttention):
+    """Attention by the native kernel, for a float32 cache on a CPU; torch does soft-capped scores and wide heads."""
+
+    def __init__(
+        self, kernels: NativeKernels, kv_cache: KVCache, slots: torch.Tensor, spans: Sequence[QuerySpan]
+    ) -> None:
+        super().__init__(kv_cache, slots, spans)
+        self._kernels = kernels
+        row = 0
+        native = []
+        for span in spans:
+            for begin in range(0, span.count, MAX_TOKENS):
+                count = min(MAX_TOKENS, span.count - begin)
+                native.append(NativeSpan(row + begin, count, span.past + begin, span.start, span.slots))
+            row += span.count
+        self._table = SpanTable(native)
+
+    def attend(self, queries: torch.Tensor, cache: LayerCache) -> torch.Tensor:
+        if cache.softcap is not None or queries.shape[2] > MAX_WIDTH:
+            return super().attend(queries, cache)
+        rows = queries.transpose(0, 1)
+        return self._kernels.attend(self._table, rows, cache.keys, cache.values, cache.scaling, cache.window)
 
 
 def _attend_call(rows: torch.Tensor, call: _AttentionCall, cache: LayerCache) -> torch.Tensor:

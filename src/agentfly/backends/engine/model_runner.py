@@ -6,6 +6,7 @@ import copy
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -13,8 +14,8 @@ import numpy as np
 import torch
 
 from agentfly.backends.base import Request
-from agentfly.backends.engine import attention, packed_linear
-from agentfly.backends.engine.attention import AttentionLayout, DenseAttention, QuerySpan
+from agentfly.backends.engine import attention, native_kernels, packed_linear
+from agentfly.backends.engine.attention import AttentionLayout, DenseAttention, NativeAttention, QuerySpan
 from agentfly.backends.engine.kv_cache import ContiguousKVCache, KVCache, zeros
 from agentfly.backends.engine.loading import config_shape
 from agentfly.backends.engine.request import Batch, EngineRequest, Output
@@ -52,6 +53,9 @@ class ModelRunner:
         self._overlay = FeatureOverlay(self.model)
         self.features = FeatureCache()
         self.kv_cache = self._build_cache(capacity, (layers, 2, capacity, heads, width), parameter.detach())
+        native = self.device.type == "cpu" and self.kv_cache.data.dtype == torch.float32
+        kernels = native_kernels.load() if native else None
+        self._attention = DenseAttention if kernels is None else partial(NativeAttention, kernels)
 
     def _build_model(self, model: Any) -> Any:
         """A model object of our own with the same weights, whose attention uses the cache."""
@@ -118,7 +122,7 @@ class ModelRunner:
                 slots = torch.from_numpy(tables.slots[row, : start + count].astype(np.int64)).to(self.device)
             spans.append(QuerySpan(count, start, int(tables.slots[row, 0]), slots))
         ends = np.cumsum(batch.counts)[batch.samples] - 1
-        layout = DenseAttention(self.kv_cache, tensor[2], spans)
+        layout = self._attention(self.kv_cache, tensor[2], spans)
         kept = torch.from_numpy(ends).to(self.device)
         if not (self.supports_images and any(request.images for request in batch.requests)):
             return self.forward(tensor[:1], tensor[1:2], layout, kept)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 from agentfly.environments.data import get_column, sample_tasks
 from agentfly.environments.games.game import (
@@ -27,7 +27,6 @@ from agentfly.tooling import tool
 from agentfly.types import Task, ToolCall
 
 PLAYER, START, ICE, HOLE, GOAL = "P", "S", "F", "H", "G"
-QUESTION = "Cross the frozen lake: P is you, G the goal, H a hole, F and S are ice.{slippery}\n{lake}"
 SLIPPERY = " It is slippery: two steps of three go astray to the side."
 _SLIP_DIRECTIONS: dict[Direction, tuple[Direction, Direction]] = {
     "up": ("left", "right"), "down": ("left", "right"), "left": ("up", "down"), "right": ("up", "down"),
@@ -35,7 +34,18 @@ _SLIP_DIRECTIONS: dict[Direction, tuple[Direction, Direction]] = {
 
 
 class FrozenLake(GameEnvironment):
-    """A frozen lake as a grid of letters: reach the goal, avoid the holes."""
+    """A frozen lake as a grid of letters: reach the goal, avoid the holes. A subclass may show it in other ways."""
+
+    question: ClassVar[str] = (
+        "Cross the frozen lake: P is you, G the goal, H a hole, F and S are ice.{slippery}\n{lake}"
+    )
+    """The task: `{lake}` is the first observation, `{slippery}` a sentence on a slippery lake."""
+
+    @classmethod
+    def render(cls, rows: Sequence[str], player: Place) -> str:
+        """The observation: the lake with the player on it."""
+        y, x = player
+        return "\n".join(row[:x] + PLAYER + row[x + 1 :] if number == y else row for number, row in enumerate(rows))
 
     @classmethod
     def draw_tasks(
@@ -63,7 +73,7 @@ class FrozenLake(GameEnvironment):
                     rows[y] += mark or (HOLE if random.random() < holes else ICE)
             if compute_distances(rows).get(start, 0) < size - 1:
                 return None
-            question = QUESTION.format(lake=render_lake(rows), slippery=SLIPPERY if slippery else "")
+            question = cls.question.format(lake=cls.render(rows, start), slippery=SLIPPERY if slippery else "")
             slips = {"slippery": True, "seed": random.randrange(2**32)} if slippery else {}
             return "\n".join(rows), {"question": question, "lake": rows, **slips}
 
@@ -100,7 +110,7 @@ class FrozenLake(GameEnvironment):
         self.over = under in (GOAL, HOLE)
         self.score = float(self.won)
         ending = {GOAL: "\nYou are at the goal.", HOLE: "\nYou fell into a hole."}.get(under, "")
-        return render_lake(self._rows, self._at) + ending
+        return self.render(self._rows, self._at) + ending
 
     def expert(self) -> ToolCall | str:
         """The next step of a shortest path; on a slippery lake, the greedy action of value iteration."""
@@ -113,12 +123,6 @@ class FrozenLake(GameEnvironment):
             OFFSETS, key=lambda way: _action_value(self._rows, values, self._at, direction=way, slippery=self._slippery)
         )
         return ToolCall("move", {"direction": best})
-
-
-def render_lake(rows: Sequence[str], player: Place | None = None) -> str:
-    """The lake with the player on it (None: at the start)."""
-    y, x = player or find_symbols(START, rows)[0]
-    return "\n".join(row[:x] + PLAYER + row[x + 1 :] if number == y else row for number, row in enumerate(rows))
 
 
 def symbol_at(rows: Sequence[str], place: Place) -> str:

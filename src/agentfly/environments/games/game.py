@@ -89,6 +89,18 @@ def neighbor(place: Place, direction: Direction) -> Place:
     return place[0] + row, place[1] + column
 
 
+def distance(start: Place, end: Place) -> int:
+    """Number of steps between two places if nothing is in the way."""
+    return abs(start[0] - end[0]) + abs(start[1] - end[1])
+
+
+def describe_offset(start: Place, end: Place) -> str:
+    """The way from a place to another in words, such as "2 down and 1 left"; "here" if they are the same."""
+    down, right = end[0] - start[0], end[1] - start[1]
+    ways = ((down, "down" if down > 0 else "up"), (right, "right" if right > 0 else "left"))
+    return " and ".join(f"{abs(steps)} {way}" for steps, way in ways if steps) or "here"
+
+
 def find_symbols(symbols: str, rows: Sequence[str]) -> list[Place]:
     """The places of any of the symbols."""
     return [(y, x) for y, row in enumerate(rows) for x, symbol in enumerate(row) if symbol in symbols]

@@ -39,10 +39,17 @@ _NAMES = ("wall", "you", "you on a goal", "a box", "a box on a goal", "a goal", 
 
 
 class Sokoban(GameEnvironment):
-    """A warehouse as a grid of symbols: push every box onto a goal."""
+    """A warehouse as a grid of symbols: push every box onto a goal. A subclass may show it in other ways."""
 
     symbols: ClassVar[str] = "#@+$*._"
     """Displayed symbols of wall, player, player on a goal, box, box on a goal, goal and floor."""
+    question: ClassVar[str] = "Push every box onto a goal. {legend}.\n{room}"
+    """The task: `{room}` is the first observation, `{legend}` explains the symbols."""
+
+    @classmethod
+    def render(cls, room: SokobanRoom, state: SokobanState) -> str:
+        """The observation: the level in the displayed symbols."""
+        return room.render(state, cls.symbols)
 
     @classmethod
     def draw_tasks(
@@ -69,7 +76,7 @@ class Sokoban(GameEnvironment):
                 return None
             room, state = level
             legend = ", ".join(f"{symbol} is {name}" for symbol, name in zip(cls.symbols, _NAMES, strict=True))
-            question = f"Push every box onto a goal. {legend}.\n{room.render(state, cls.symbols)}"
+            question = cls.question.format(legend=legend, room=cls.render(room, state))
             plain = room.render(state)
             return plain, {"question": question, "level": plain.split("\n")}
 
@@ -95,12 +102,12 @@ class Sokoban(GameEnvironment):
     async def _act(self, direction: Direction) -> str:
         after = self._room.move(self._state, direction)
         if after is None:
-            return f"The way is blocked.\n{self._room.render(self._state, self.symbols)}"
+            return f"The way is blocked.\n{self.render(self._room, self._state)}"
         self._state = after
         self.won = self.over = self._room.is_goal(after)
         self.score = float(self.won)
         ending = "\nEvery box is on a goal." if self.won else ""
-        return self._room.render(after, self.symbols) + ending
+        return self.render(self._room, after) + ending
 
     def expert(self) -> ToolCall | str:
         """The next move of a shortest solution; a message if the level has become unsolvable."""

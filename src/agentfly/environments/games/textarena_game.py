@@ -54,17 +54,22 @@ class TextArenaGame(TextGame):
         self.begin()
         self._env, self.view = _start_game(task.columns.get("game", self.game), task.columns.get("seed"))
 
-    def expert(self) -> ToolCall | str:
-        """Bisect in GuessTheNumber, by the hints so far. Raises ConfigError for another game."""
+    def possible_numbers(self) -> range:
+        """The numbers that the hints of GuessTheNumber leave. Raises ConfigError for another game."""
         hints = self._env.state.game_state.get("guess_history")
         if hints is None or not hasattr(self._env, "max_number"):
             raise ConfigError(f"there is no expert for {type(self._env).__name__}; there is one for GuessTheNumber")
-        if self.over:
-            return "The game is over."
         low, high = self._env.min_number, self._env.max_number
         for guess, hint in hints:
             low, high = (max(low, guess + 1), high) if hint == "higher" else (low, min(high, guess - 1))
-        return ToolCall("act", {"action": str((low + high) // 2)})
+        return range(low, high + 1)
+
+    def expert(self) -> ToolCall | str:
+        """Bisect in GuessTheNumber, by the hints so far. Raises ConfigError for another game."""
+        left = self.possible_numbers()
+        if self.over:
+            return "The game is over."
+        return ToolCall("act", {"action": str((left[0] + left[-1]) // 2)})
 
     async def _act(self, action: str) -> str:
         """Games parse text in square brackets; these are added to an action without any."""

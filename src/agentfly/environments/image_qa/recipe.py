@@ -5,7 +5,8 @@
     agentfly train image_qa model=Qwen/Qwen2.5-VL-3B-Instruct backend=vllm
 
 Images are drawn from seeds, so there are as many tasks as are asked for, each with one exact answer. The first image is
-an overview whose text is too small to read with certainty; `zoom` shows a part of it in full resolution.
+an overview whose text is too small to read with certainty; `zoom` shows a part of it in full resolution. These commands
+need a pretrained vision model and have not been measured.
 """
 
 from typing import Any

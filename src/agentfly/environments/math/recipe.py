@@ -1,21 +1,22 @@
 r"""Arithmetic with a Python interpreter: what is 461 * 996 + 650?
 
     pip install 'agentfly-rl[train,math]'
-    agentfly sft math_with_python --model new --expert 2000 \
-        --steps 1000 --batch-size 16 --learning-rate 1e-3 --out warm
-    agentfly train math_with_python model=warm
-    agentfly eval math_with_python --model warm
+    agentfly sft math_with_python --model smollm2-135m --template chatml --expert 200 --steps 9 --batch-size 16 \
+        --learning-rate 1e-4 --out warm
+    agentfly eval math_with_python --model warm --template chatml --by level
+    agentfly train math_with_python model=warm template=chatml
     agentfly train math_with_python model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
 
-The numbers are drawn from a seed, and no problem is in two splits. Level 1, sums in digits and in words, is for a small
-model; levels 2 and 3 are word problems of several steps and problems that take a loop.
+The numbers are drawn from a seed, and no problem is in two splits. Level 1 has sums in digits and in words; levels 2
+and 3 are word problems of several steps and problems that take a loop. The commands need a GPU; the recipe
+`math_suboptimal` trains a model of a million parameters on a CPU.
 """
 
 from typing import Any
 
 from agentfly.agents import HFAgent
 from agentfly.environments import MathWithPython
-from agentfly.environments.recipe_config import small_model_config
+from agentfly.environments.recipe_config import pretrained_model_config
 from agentfly.rewards import math_equal
 
 PROMPT = "Compute with Python, then say the number."
@@ -25,6 +26,6 @@ def agent(**model: Any) -> HFAgent:
     return HFAgent(**model, tools=[MathWithPython.run_python], reward=math_equal, system_prompt=PROMPT)
 
 
-tasks = MathWithPython.draw_tasks("train", 2000, levels=[1])
-eval_tasks = MathWithPython.draw_tasks("validation", 100, levels=[1])
-config = small_model_config(max_turns=3, max_tokens=64)
+tasks = MathWithPython.draw_tasks("train", 4000)
+eval_tasks = MathWithPython.draw_tasks("validation", 200)
+config = pretrained_model_config(max_turns=3, max_tokens=96, zero_variance="resample", steps=25)

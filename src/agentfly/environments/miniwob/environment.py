@@ -97,6 +97,7 @@ class MiniWoB(BrowserEnvironment):
         self.score = 0.0
         """The page's reward, from -1 to 1; 0 until the episode is over."""
         self.over = False
+        self._seen = False
         self.actions = 0
         """Number of actions on the page so far."""
         await self.browser.open(f"/miniwob/{self.task}.html", functools.partial(serve_file, seed=seed))
@@ -166,6 +167,7 @@ class MiniWoB(BrowserEnvironment):
         return await self._observe()
 
     async def _observe(self) -> dict[str, Any]:
+        self._seen = True
         image = Image.of(await self.browser.screenshot(WIDTH, HEIGHT))
         if self.scale != 1:
             from PIL.Image import Resampling
@@ -175,13 +177,15 @@ class MiniWoB(BrowserEnvironment):
         return {"observation": "", "image": image}
 
     async def expert(self) -> ToolCall | str:
-        """The next action of a program that reads the page's elements; tasks outside of TASKS have none."""
+        """A screenshot, then the actions of a program that reads the page's elements. Only TASKS have an expert."""
         if self.over:
             return "Done."
-        script = resources.files(__package__).joinpath("expert.js").read_text()
-        action = await self.browser.evaluate(f"({script})({json.dumps(self.task)})") if self.task in TASKS else None
-        if action is None:
+        if self.task not in TASKS:
             raise ConfigError(f"MiniWoB has no expert for {self.task}; there is one for {', '.join(TASKS)}")
+        if not self._seen:
+            return ToolCall("screenshot", {})
+        script = resources.files(__package__).joinpath("expert.js").read_text()
+        action = await self.browser.evaluate(f"({script})({json.dumps(self.task)})")
         if "type" in action:
             return ToolCall("type_text", {"text": action["type"]})
         x, y = action["click"]

@@ -1,4 +1,4 @@
-// The expert's next action on the page of a MiniWoB++ task: {click: [x, y]}, {type: text}, or null if there is none.
+// The expert's next action on the page of a MiniWoB++ task: {click: [x, y]} or {type: text}.
 // Each task has a function that lists what must hold, in order; the first unmet item decides the action.
 (task) => {
   const query = core.getUtterance();
@@ -67,5 +67,5 @@
       return click(row.querySelector(odd ? ".odd" : ".even"));
     },
   };
-  return experts[task] ? experts[task]() : null;
+  return experts[task]();
 }

@@ -6,7 +6,7 @@
     agentfly eval miniwob --model Qwen/Qwen2.5-VL-3B-Instruct --by task
 
 Every chain has a browser of its own in a worker process. The pages and rewards are MiniWoB++'s; nothing is loaded from
-the network.
+the network. These commands need a pretrained vision model and have not been measured.
 """
 
 from typing import Any

@@ -1,20 +1,21 @@
-"""Program synthesis: write a function, test it in an interpreter, be judged by hidden tests.
+r"""Program synthesis: write a function, test it in an interpreter, be judged by hidden tests.
 
     pip install 'agentfly-rl[train]'
-    agentfly sft program_synthesis --model new --expert 2000 --steps 1500 --learning-rate 1e-3 --out warm
-    agentfly train program_synthesis model=warm
-    agentfly eval program_synthesis --model warm
+    agentfly sft program_synthesis --model smollm2-135m --template chatml --expert 300 --steps 13 --batch-size 16 \
+        --learning-rate 1e-4 --out warm
+    agentfly eval program_synthesis --model warm --template chatml --greedy
+    agentfly train program_synthesis model=warm template=chatml
     agentfly train program_synthesis model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
 
 Functions over lists are composed of parts, and no function is in two splits: a model that has learned the parts can
-write the held-out functions. For a larger model, take all kinds, or `mbpp_tasks`.
+write the held-out functions. The commands need a GPU. For a larger model, take all kinds, or `mbpp_tasks`.
 """
 
 from typing import Any
 
 from agentfly.agents import HFAgent
 from agentfly.environments import ProgramSynthesis
-from agentfly.environments.recipe_config import small_model_config
+from agentfly.environments.recipe_config import pretrained_model_config
 from agentfly.rewards import unit_tests
 
 PROMPT = "Try the function with Python, then give it as the answer."
@@ -25,5 +26,5 @@ def agent(**model: Any) -> HFAgent:
 
 
 tasks = ProgramSynthesis.draw_tasks("train", 2000, kinds=["lists"])
-eval_tasks = ProgramSynthesis.draw_tasks("validation", 100, kinds=["lists"])
-config = small_model_config(max_turns=3, max_tokens=256)
+eval_tasks = ProgramSynthesis.draw_tasks("validation", 200, kinds=["lists"])
+config = pretrained_model_config(max_turns=3, max_tokens=128)

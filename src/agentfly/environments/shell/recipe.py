@@ -1,19 +1,20 @@
-"""Shell tasks in a file tree: how many .log files are there below docs?
+r"""Shell tasks in a file tree: how many .log files are there below docs?
 
     pip install 'agentfly-rl[train]'
-    agentfly sft shell --model new --expert 1000 --steps 1000 --learning-rate 1e-3 --out warm
-    agentfly train shell model=warm
-    agentfly eval shell --model warm --by kind
+    agentfly sft shell --model smollm2-135m --template chatml --expert 200 --steps 9 --batch-size 16 \
+        --learning-rate 1e-4 --out warm
+    agentfly eval shell --model warm --template chatml --by kind
+    agentfly train shell model=warm template=chatml
     agentfly train shell model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
 
 Every task has its own file tree, in a sandbox. Commands are judged by the files and output they produce, compared with
-those of the reference command on a copy of the tree, so any correct solution counts.
+those of the reference command on a copy of the tree, so any correct solution counts. The commands need a GPU.
 """
 
 from typing import Any
 
 from agentfly.agents import HFAgent
-from agentfly.environments.recipe_config import small_model_config
+from agentfly.environments.recipe_config import pretrained_model_config
 from agentfly.environments.shell import Shell
 from agentfly.rewards import shell_match
 
@@ -23,5 +24,5 @@ def agent(**model: Any) -> HFAgent:
 
 
 tasks = Shell.draw_tasks("train", 2000)
-eval_tasks = Shell.draw_tasks("validation", 88)
-config = small_model_config(max_turns=4, max_tokens=96)
+eval_tasks = Shell.draw_tasks("validation", 200)
+config = pretrained_model_config(max_turns=3, max_tokens=96)

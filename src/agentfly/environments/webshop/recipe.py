@@ -1,21 +1,21 @@
-"""WebShop: find the product that an instruction asks for, choose its options, buy it.
+r"""WebShop: find the product that an instruction asks for, choose its options, buy it.
 
     pip install 'agentfly-rl[train,webshop]'
-    agentfly sft webshop --model new --expert 12000 --steps 4000 --batch-size 16 \
-        --learning-rate 2e-3 --prompt-loss-weight 0.2 --out warm
-    agentfly train webshop model=warm
+    agentfly sft webshop --model smollm2-135m --template chatml --expert 300 --steps 10 --batch-size 16 \
+        --learning-rate 1e-4 --out warm
+    agentfly train webshop model=warm template=chatml
     agentfly train webshop model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
-    AGENTFLY_DATA=… agentfly train webshop model=warm    # on WebShop's own products and goals
 
-Products and goals are generated, so nothing is downloaded. With AGENTFLY_DATA set they are WebShop's, with its splits:
-training on `train`, evaluation on a part of `validation`; the test split is not used.
+The commands need a GPU. Products and goals are generated, so nothing is downloaded. With AGENTFLY_DATA set
+they are WebShop's, with its splits: training on `train`, evaluation on a part of `validation`; the test split is not
+used.
 """
 
 import os
 from typing import Any
 
 from agentfly.agents import HFAgent
-from agentfly.environments.recipe_config import small_model_config
+from agentfly.environments.recipe_config import pretrained_model_config
 from agentfly.environments.webshop import WebShop, official_tasks
 from agentfly.rewards import webshop_reward
 from agentfly.scoring import RewardLike
@@ -39,6 +39,6 @@ def parse_tasks(split: str, count: int) -> list[dict[str, Any]]:
     return official_tasks(split)[:count] if os.environ.get("AGENTFLY_DATA") else WebShop.draw_tasks(split, count)
 
 
-tasks = parse_tasks("train", 12_000)
-eval_tasks = parse_tasks("validation", 100)
-config = small_model_config(max_turns=8, max_tokens=96)
+tasks = parse_tasks("train", 4000)
+eval_tasks = parse_tasks("validation", 200)
+config = pretrained_model_config(max_turns=8, max_tokens=64)

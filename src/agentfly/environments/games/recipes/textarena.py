@@ -1,35 +1,55 @@
 """TextArena: guess a number from 1 to 20 by hints, or play another single-player game of TextArena.
 
     pip install 'agentfly-rl[train,textarena]'
-    agentfly sft textarena --model new --expert 1000 --steps 60 --learning-rate 1e-3 --out warm
+    agentfly sft textarena --model new --expert 1500 --threshold 0 --steps 300 --learning-rate 1e-3 --out warm
     agentfly train textarena model=warm
 
-SFT is short to leave something to the reward: after 300 steps it wins 97 % of the games. An invalid call ends the
-chain. Every instance runs in its own process. `TextArenaGame.draw_tasks(games=[…])` draws tasks of other games.
+Five guesses suffice if each bisects what the hints leave. The demonstrations do so in one of three guesses; in the
+others their expert guesses the smallest number that is left, and `--threshold 0` also keeps the games that it loses.
+SFT teaches both, and the calls; GRPO teaches to bisect. All tasks have the same prompt, and one of twenty numbers.
+
+An invalid call ends the chain. Every instance runs in its own process. `TextArenaGame.draw_tasks(games=[…])` draws
+tasks of other games.
 """
 
+from random import Random
 from typing import Any
 
 from agentfly.agents import HFAgent
 from agentfly.environments.games import TextArenaGame
 from agentfly.environments.recipe_config import small_model_config
 from agentfly.rewards import game_won
+from agentfly.types import Task, ToolCall
 
 PROMPT = "Play the game with the tool `act`. The action is your move."
 
 
+class SlowGuesses(TextArenaGame):
+    """GuessTheNumber with an expert that bisects in one of three guesses, and counts up in the others."""
+
+    async def reset(self, task: Task) -> None:
+        await super().reset(task)
+        self._random = Random(task.id)
+
+    def expert(self) -> ToolCall | str:
+        """The middle, or the smallest, of the numbers that the hints leave."""
+        if self.over or self._random.random() < 0.35:
+            return super().expert()
+        return ToolCall("act", {"action": str(self.possible_numbers()[0])})
+
+
 def agent(**model: Any) -> HFAgent:
-    tools = [TextArenaGame.act]
+    tools = [SlowGuesses.act]
     return HFAgent(**model, tools=tools, reward=game_won, system_prompt=PROMPT, on_invalid_call="end")
 
 
-tasks = TextArenaGame.draw_tasks("train", 1000)
-eval_tasks = TextArenaGame.draw_tasks("validation", 200)
+tasks = SlowGuesses.draw_tasks("train", 1500)
+eval_tasks = SlowGuesses.draw_tasks("validation", 200)
 config = small_model_config(
-    max_turns=6,
+    max_turns=5,
     max_tokens=32,
-    learning_rate=4e-4,
+    loss={"aggregation": "sequence"},
     warmup_steps=2,
-    steps=24,
-    evaluation={"every": 12},
+    steps=40,
+    evaluation={"every": 40},
 )

@@ -6,7 +6,7 @@
 
 The lakes are those of the recipe `frozen_lake`, in Gymnasium's FrozenLake with its graphics. Any environment that
 renders `rgb_array` and has discrete, integer-vector or text actions works alike: `env_id` in a subclass of
-`VisualGymnasium`.
+`VisualGymnasium`. These commands need a pretrained vision model and have not been measured.
 """
 
 from typing import Any

@@ -6,7 +6,7 @@ r"""Arithmetic with a Python interpreter, from demonstrations of which more than
     agentfly train math_suboptimal model=warm
     agentfly eval math_suboptimal --model warm --greedy
 
-The problems are those of `math_with_python`. In 0.55 of the demonstrations the first operator is a wrong one. SFT
+The problems are sums, level 1 of `MathWithPython`. In 0.55 of the demonstrations the first operator is a wrong one. SFT
 teaches the model to call Python and to copy numbers; which program to run, it learns from the reward. `--threshold 0`
 keeps the wrong demonstrations.
 """

@@ -4,7 +4,8 @@
     pip install 'agentfly-rl[train,webshop,vision]'
     agentfly train visual_webshop model=Qwen/Qwen2.5-VL-3B-Instruct backend=vllm
 
-Every page is rendered by a browser and shown as a screenshot; elements are clicked by position or by label.
+Every page is rendered by a browser and shown as a screenshot; elements are clicked by position or by label. The last
+command needs a pretrained vision model and has not been measured.
 """
 
 from typing import Any
