@@ -142,6 +142,24 @@ class TestRunning:
         assert await browser.evaluate("document.title") == "start"
         assert not received
 
+    async def test_request_of_the_last_document_does_not_delay_a_screenshot(
+        self, browser: Browser, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The icon of a document that is being left: its request is reported, its end is not."""
+        monkeypatch.setattr(module, "ANSWER_SECONDS", 10.0)
+
+        def serve(path: str) -> bytes | None:
+            if path != "/page.html":
+                return None
+            # Called by the thread that handles events, before the new document replaces the last one.
+            browser._handle({"method": "Network.requestWillBeSent", "params": {"requestId": "icon"}})
+            return PAGE.encode()
+
+        await show(browser, PAGE)
+        await browser.open("/page.html", serve)
+        with Pillow.open(io.BytesIO(await browser.screenshot())) as image:
+            assert image.size == (160, 210)
+
     async def test_alert_does_not_hang_and_errors_are_raised(self, browser: Browser) -> None:
         await show(browser, PAGE.replace("document.title = 'clicked'", "alert(1)"))
         await browser.click(40, 20)

@@ -97,7 +97,7 @@ class Browser:
         self._pending: dict[int, concurrent.futures.Future[Any]] = {}
         self._loaded: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._loading = set[str]()
-        """Ids of the page's requests that are not complete."""
+        """Ids of the requests of the current document and its frames that are not complete."""
         self._serve: Callable[[str], bytes | None] = lambda path: None
         self._process: subprocess.Popen[bytes] | None = None
         self._session = ""
@@ -172,7 +172,6 @@ class Browser:
         corner = {"x": self._size["width"] - 1, "y": self._size["height"] - 1}
         await self._send("Input.dispatchMouseEvent", {"type": "mouseMoved", **corner})
         self._serve = serve
-        self._loading.clear()
         self._loaded = concurrent.futures.Future()
         result = await self._send("Page.navigate", {"url": ORIGIN + path})
         if "errorText" in result:
@@ -322,6 +321,9 @@ class Browser:
             self._loading.add(event["requestId"])
         elif message["method"] in ("Network.loadingFinished", "Network.loadingFailed"):
             self._loading.discard(event["requestId"])
+        elif message["method"] == "Page.frameNavigated" and event["frame"]["id"] == self._main_frame:
+            # Chromium does not report the end of requests that a document leaves behind, such as that for its icon.
+            self._loading.clear()
         elif message["method"] == "Page.loadEventFired":
             _resolve(self._loaded, None)
         elif message["method"] == "Inspector.targetCrashed":
