@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from agentfly.agents import HFAgent
 from agentfly.cli.app import app
 from agentfly.errors import AgentFlyError, ConfigError
 from agentfly.models.lookup import draw
+from agentfly.tools import calculate
 
 torch = pytest.importorskip("torch", reason="a model learns with torch")
 torch.set_num_threads(1)
@@ -85,6 +87,18 @@ def test_sft_on_expert_writes_a_transformers_model(recipe: Path, tmp_path: Path)
         recipe, "--expert", 4, "--steps", 1, "--validation-fraction", 0.5, "--model", out, "--out", tmp_path / "more"
     )
     assert losses(more.stdout)[0] < before - 1  # it went on from what was learned
+
+
+def test_model_keeps_the_template_it_was_trained_with(recipe: Path, tmp_path: Path) -> None:
+    out = tmp_path / "warm"
+    invoke(recipe, "--model", "new", "--template", "chatml", "--expert", 2, "--steps", 1, "--out", out)
+    settings: dict[str, Any] = {"backend": "scripted", "backend_config": {"script": "-"}, "tools": [calculate]}
+    own = HFAgent(model_name_or_path=str(out), **settings).template
+    named = HFAgent(model_name_or_path=str(out), **settings, template="chatml").template
+    assert own is not None
+    assert named is not None
+    assert own.source == named.source
+    assert own.parser is named.parser
 
 
 def test_intermediate_models_are_written(recipe: Path, tmp_path: Path) -> None:

@@ -85,6 +85,18 @@ def test_log_has_one_line_per_step(tmp_path: Path) -> None:
     assert alarm == "ALARM entropy_collapse: the model [bold]hardly[/bold] varies [chains 3/1, 5/2]"
 
 
+def test_log_reports_progress_of_a_long_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = io.StringIO()
+    clock = iter(range(0, 1000, 25))  # seconds
+    monkeypatch.setattr("agentfly.runs.console.time.monotonic", lambda: float(next(clock)))
+    with RunWriter.create(tmp_path, {}) as run:
+        logger = ConsoleLogger(run, Console(file=output))
+        logger.progress(Progress("evaluate"))
+        for done in range(8):
+            logger.progress(Progress("evaluate", done, 8))
+    assert output.getvalue().splitlines() == ["evaluate …", "evaluate: 2 of 8 chains", "evaluate: 5 of 8 chains"]
+
+
 def test_step_line_shows_invalid_and_unknown_calls_if_there_are_any(tmp_path: Path) -> None:
     output = io.StringIO()
     rates = {"calls/chain": 1.0, "calls/invalid_rate": 0.25, "calls/unknown_rate": 0.5}

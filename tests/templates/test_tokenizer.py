@@ -15,7 +15,9 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from agentfly.errors import ConfigError
-from agentfly.templates.tokenizer import CLASS_TOKENS, ByteTokenizer, FastTokenizer, load_tokenizer
+from agentfly.templates import load_template
+from agentfly.templates.tokenizer import CLASS_TOKENS, ByteTokenizer, FastTokenizer, load_tokenizer, save_tokenizer
+from agentfly.types import Message
 from tests.conftest import TOKENIZERS, require_fetched
 from tests.tokenizers.fetch import NPM_FAMILIES
 
@@ -212,6 +214,39 @@ def test_saved_files_load_the_same(tmp_path: Path) -> None:
 
 
 # Where it comes from.
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("place", ["nowhere", "config", "file", "several", "processor"])
+def test_saved_chat_template_replaces_the_tokenizers_own(place: str, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    source, out = tmp_path / "source", tmp_path / "out"
+    for folder in (source, out):
+        folder.mkdir()
+    ByteTokenizer().save_pretrained(source)
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>"}
+    own = "{{ 'own' }}"
+    if place == "config":
+        config["chat_template"] = own
+    (source / "tokenizer_config.json").write_text(json.dumps(config))
+    if place in ("file", "several"):
+        (source / "chat_template.jinja").write_text(own)
+    if place == "several":
+        (source / "additional_chat_templates").mkdir()
+        (source / "additional_chat_templates" / "tool_use.jinja").write_text("{{ 'tools' }}")
+    if place == "processor":
+        (source / "chat_template.json").write_text(json.dumps({"chat_template": own}))
+    trained = load_template("chatml", FastTokenizer(source))
+    save_tokenizer(FastTokenizer(source), out, trained.source)
+
+    messages = [Message("user", "Hi é"), Message("assistant", "Hello"), Message("user", "?")]
+    expected = trained.start(messages)
+    assert load_template(None, FastTokenizer(out)).start(messages) == expected
+    plain = [{"role": each.role, "content": each.text} for each in messages]
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    text = tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
+    assert tokenizer.encode(text, add_special_tokens=False) == expected
 
 
 def test_missing_tokenizer_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

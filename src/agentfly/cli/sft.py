@@ -23,7 +23,7 @@ from agentfly.demonstrations import demonstrate, demonstration_template, read_de
 from agentfly.errors import ConfigError
 from agentfly.models import resolve, tiny
 from agentfly.runs.progress import ProgressSteps
-from agentfly.templates.tokenizer import load_tokenizer
+from agentfly.templates.tokenizer import load_tokenizer, save_tokenizer
 from agentfly.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -171,7 +171,8 @@ def _write_model(agent: BaseAgent, learner: Learner, out: Path) -> None:
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
         learner.save(draft)
-        load_tokenizer(resolve(agent.model_name_or_path)).save_pretrained(draft)
+        tokenizer = load_tokenizer(resolve(agent.model_name_or_path))
+        save_tokenizer(tokenizer, draft, demonstration_template(agent).source)
         if out.exists():
             out.rmdir()
         draft.rename(out)

@@ -49,6 +49,8 @@ COLORS = {
     "other": "bright_black",
 }
 """The color of each phase; those of the model and the tools match their text."""
+SILENT_SECONDS = 60.0
+"""Interval of the lines that report progress within a phase, outside a terminal."""
 CELL_WIDTH = 19
 """Width of a metric in columns."""
 MAX_ALARMS = 3
@@ -68,6 +70,8 @@ class ConsoleLogger:
         self._is_live = self._console.is_terminal and not self._console.is_dumb_terminal
         self._records: list[StepRecord] = []
         self._progress: Progress | None = None
+        self._printed = 0.0
+        """When progress was last printed as a line."""
         self._images: Sequence[Text] = ()
         self._title = ""
         self._steps = 0
@@ -94,9 +98,18 @@ class ConsoleLogger:
 
     def progress(self, progress: Progress) -> None:
         before = None if self._progress is None else self._progress.phase
-        if not self._is_live and not self._records and progress.phase != before:
-            self._print(Text(f"{progress.phase} …"))  # the first step may take minutes
         self._progress = progress
+        if self._is_live:
+            return
+        now = time.monotonic()
+        if progress.phase != before:
+            self._printed = now
+            if not self._records:
+                self._print(Text(f"{progress.phase} …"))  # the first step may take minutes
+        elif progress.done and now - self._printed >= SILENT_SECONDS:
+            self._printed = now
+            total = f" of {progress.total}" if progress.total else ""
+            self._print(Text(f"{progress.phase}: {progress.done}{total} chains"))
 
     def step(self, record: StepRecord) -> None:
         self._progress = None

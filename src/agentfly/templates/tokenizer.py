@@ -139,6 +139,25 @@ def _drop_torch_warning(record: logging.LogRecord) -> bool:
     return "PyTorch was not found" not in record.getMessage()
 
 
+def save_tokenizer(tokenizer: ChatTokenizer, folder: Path, chat_template: str | None = None) -> None:
+    """Write the files of a tokenizer.
+
+    chat_template: Jinja source to write in place of the tokenizer's own, so that a model is prompted as it was trained
+    wherever its folder is loaded; None keeps the tokenizer's own.
+    """
+    tokenizer.save_pretrained(folder)
+    own = tokenizer.chat_template
+    if chat_template is None or chat_template in (own.values() if isinstance(own, dict) else (own,)):
+        return
+    # Files take precedence over the entry in `tokenizer_config.json`, where transformers 4 looks first.
+    shutil.rmtree(folder / "additional_chat_templates", ignore_errors=True)
+    (folder / "chat_template.jinja").write_text(chat_template, encoding="utf-8")
+    for name in ("tokenizer_config.json", "chat_template.json"):
+        if "chat_template" in (config := _read_json(folder / name)):
+            text = json.dumps({**config, "chat_template": chat_template}, ensure_ascii=False, indent=2)
+            (folder / name).write_text(text, encoding="utf-8")
+
+
 class FastTokenizer:
     """A tokenizer read from `tokenizer.json`, with the special tokens and chat templates of the files beside it."""
 

@@ -34,7 +34,7 @@ from agentfly.runs import (
 )
 from agentfly.runs.report import write_report_files
 from agentfly.segment import Floats
-from agentfly.templates.tokenizer import load_tokenizer
+from agentfly.templates.tokenizer import load_tokenizer, save_tokenizer
 from agentfly.threads import compute, trim_heap, wait_for
 from agentfly.training.advantages import compute_samples, measure_teacher
 from agentfly.training.async_rollout import AsyncCollector
@@ -92,7 +92,9 @@ class Trainer:
             self.agent = agent
             self._plan = plan
             self._writer = writer
-            self._save_tokenizer = tokenizer.save_pretrained
+            self._save_tokenizer = partial(
+                save_tokenizer, tokenizer, chat_template=None if agent.template is None else agent.template.source
+            )
             self._checkpoints = CheckpointManager(writer.checkpoints, config.checkpoint.keep)
             make_sampler = DifficultySampler if config.zero_variance == "avoid" else TaskSampler
             self._task_sampler = make_sampler(plan.tasks, config.seed)
@@ -232,7 +234,6 @@ class Trainer:
                 self._alarm_monitor.observe(record.step, record.metrics)
             await sync_weights(self.learner, self.agent.backend, self.step, self._canary)
             if self.step == 0 and self._plan.eval_tasks:
-                self._loggers.progress(Progress("evaluate"))
                 self._log(StepRecord(0, self.config.steps, eval=await self._evaluate()))
             self._open = stack.pop_all()
         self._step_ended = time.perf_counter()
@@ -277,14 +278,21 @@ class Trainer:
         """Evaluate on the held-out tasks, write the chains, and track the best step."""
         if not self._plan.eval_tasks:
             return None
+        self._loggers.progress(Progress("evaluate"))
         chains: list[Trajectory] = []
         config = self.config
+        total = len(self._plan.eval_tasks) * (config.evaluation.chains + 1)  # one of them greedy
+
+        def add(chain: Trajectory) -> None:
+            chains.append(chain)
+            self._loggers.progress(Progress("evaluate", len(chains), total))
+
         evaluation = await evaluate(
             self.agent,
             self._plan.eval_tasks,
             chains=config.evaluation.chains,
             greedy=True,
-            on_trajectory=chains.append,
+            on_trajectory=add,
             **config.agent_options(seed=config.seed),
         )
         self._write_trajectories(sorted(chains, key=lambda each: (each.group, each.chain)), held_out=True)

@@ -3,7 +3,7 @@ r"""A household in text: find an object, clean, heat or cool it, and put it wher
     pip install 'agentfly-rl[train]'
     agentfly sft alfworld --model smollm2-135m --template chatml --expert 750 --steps 40 --batch-size 16 \
         --learning-rate 1e-4 --out warm
-    agentfly train alfworld model=warm template=chatml
+    agentfly train alfworld model=warm
     agentfly train alfworld model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
 
 All six kinds of tasks in all rooms. The commands need a GPU. The games are generated, so nothing is

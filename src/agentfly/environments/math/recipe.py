@@ -3,8 +3,8 @@ r"""Arithmetic with a Python interpreter: what is 461 * 996 + 650?
     pip install 'agentfly-rl[train,math]'
     agentfly sft math_with_python --model smollm2-135m --template chatml --expert 200 --steps 9 --batch-size 16 \
         --learning-rate 1e-4 --out warm
-    agentfly eval math_with_python --model warm --template chatml --by level
-    agentfly train math_with_python model=warm template=chatml
+    agentfly eval math_with_python --model warm --by level
+    agentfly train math_with_python model=warm
     agentfly train math_with_python model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
 
 The numbers are drawn from a seed, and no problem is in two splits. Level 1 has sums in digits and in words; levels 2

@@ -3,8 +3,8 @@ r"""Program synthesis: write a function, test it in an interpreter, be judged by
     pip install 'agentfly-rl[train]'
     agentfly sft program_synthesis --model smollm2-135m --template chatml --expert 300 --steps 13 --batch-size 16 \
         --learning-rate 1e-4 --out warm
-    agentfly eval program_synthesis --model warm --template chatml --greedy
-    agentfly train program_synthesis model=warm template=chatml
+    agentfly eval program_synthesis --model warm --greedy
+    agentfly train program_synthesis model=warm
     agentfly train program_synthesis model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
 
 Functions over lists are composed of parts, and no function is in two splits: a model that has learned the parts can

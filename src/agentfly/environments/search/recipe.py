@@ -3,8 +3,8 @@ r"""Question answering with search: on which river is the town where Dupod Kipod
     pip install 'agentfly-rl[train,search]'
     agentfly sft search --model smollm2-135m --template chatml --expert 300 --steps 14 --batch-size 16 \
         --learning-rate 1e-4 --out warm
-    agentfly eval search --model warm --template chatml --greedy
-    agentfly train search model=warm template=chatml
+    agentfly eval search --model warm --greedy
+    agentfly train search model=warm
     agentfly train search model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
 
 The answers cannot be memorized: people, towns and rivers are drawn from a seed, with a new encyclopedia for every 25

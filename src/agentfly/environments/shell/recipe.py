@@ -3,8 +3,8 @@ r"""Shell tasks in a file tree: how many .log files are there below docs?
     pip install 'agentfly-rl[train]'
     agentfly sft shell --model smollm2-135m --template chatml --expert 200 --steps 9 --batch-size 16 \
         --learning-rate 1e-4 --out warm
-    agentfly eval shell --model warm --template chatml --by kind
-    agentfly train shell model=warm template=chatml
+    agentfly eval shell --model warm --by kind
+    agentfly train shell model=warm
     agentfly train shell model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
 
 Every task has its own file tree, in a sandbox. Commands are judged by the files and output they produce, compared with

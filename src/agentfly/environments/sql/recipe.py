@@ -3,8 +3,8 @@ r"""Questions answered with SQL: how many patients are there whose home city is 
     pip install 'agentfly-rl[train]'
     agentfly sft sql --model smollm2-135m --template chatml --expert 450 --steps 24 --batch-size 16 \
         --learning-rate 1e-4 --out warm
-    agentfly eval sql --model warm --template chatml --by kind
-    agentfly train sql model=warm template=chatml
+    agentfly eval sql --model warm --by kind
+    agentfly train sql model=warm
     agentfly train sql model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
 
 Table and column names are drawn for every database, so a query can only be right after a look at the schema; it is

@@ -3,7 +3,7 @@ r"""WebShop: find the product that an instruction asks for, choose its options, 
     pip install 'agentfly-rl[train,webshop]'
     agentfly sft webshop --model smollm2-135m --template chatml --expert 300 --steps 10 --batch-size 16 \
         --learning-rate 1e-4 --out warm
-    agentfly train webshop model=warm template=chatml
+    agentfly train webshop model=warm
     agentfly train webshop model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
 
 The commands need a GPU. Products and goals are generated, so nothing is downloaded. With AGENTFLY_DATA set
