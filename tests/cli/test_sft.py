@@ -151,6 +151,10 @@ def test_bad_arguments_are_rejected(recipe: Path, tmp_path: Path) -> None:
         ([recipe, "--expert", 13, "--out", tmp_path / "x"], "--expert 13, but there are 12 tasks"),
         ([recipe, "--expert", 2, "--out", full], "is there already; give a folder that is not, or is empty"),
         (
+            [recipe, "--expert", 2, "--train-tower", "--out", tmp_path / "x"],
+            "has no vision tower to train",
+        ),
+        (
             [recipe, "--expert", 2, "--validation-fraction", 1, "--out", tmp_path / "x"],
             "is from 0 to below 1",
         ),
