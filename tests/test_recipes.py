@@ -14,7 +14,9 @@ from agentfly.errors import ConfigError
 from agentfly.templates.tokenizer import BYTES
 from agentfly.training import TrainConfig
 
-MIN_SUCCESS = dict.fromkeys(("frozen_lake", "math_suboptimal", "scienceworld", "sokoban", "textarena"), 0.2)
+MIN_SUCCESS = dict.fromkeys(
+    ("frozen_lake", "math_suboptimal", "scienceworld", "sokoban", "textarena", "visual_gymnasium"), 0.2
+)
 """Smallest mean reward of the expert's chains where it is below the usual 0.7."""
 TO_TRAIN = [each.name for each in plugins.list_plugins(plugins.RECIPES) if each.name != "counter"]  # that one only runs
 
