@@ -173,6 +173,26 @@ async def test_images_of_drawn_tasks_are_small_and_seeded() -> None:
     assert all(row["image"].startswith("data:image/png") for row in rows)
 
 
+async def test_recipe_shows_small_lakes_and_holds_out_200() -> None:
+    pillow = pytest.importorskip("PIL.Image")
+    pytest.importorskip("pygame", reason="Gymnasium draws its own games with pygame: pip install 'gymnasium[toy-text]'")
+    from agentfly.environments.games.recipes import visual_gymnasium as recipe
+
+    lakes = {"".join(lake) for lake in recipe.LAKES}
+    shown, held_out = ({"".join(row["settings"]["desc"]) for row in rows} for rows in (recipe.tasks, recipe.eval_tasks))
+    assert (len(lakes), len(shown), len(held_out)) == (720, 520, 200)
+    assert shown | held_out == lakes
+
+    row = next(row for row in recipe.eval_tasks if row["settings"]["desc"][0][1] == "G")
+    made = await reset_env(recipe.LakeInImages, row)
+    assert made.expert().arguments["goal"] == 2
+    result = await made.go(goal=2, toward="N")
+    assert result["won"]
+    with pillow.open(io.BytesIO(base64.b64decode(result["image"].url.partition(",")[2]))) as image:
+        assert image.size == (48, 48)
+    await made.close()
+
+
 async def test_environment_without_images_is_rejected() -> None:
     class Silent(gymnasium.Env):  # type: ignore[misc, name-defined]
         action_space = gymnasium.spaces.Discrete(2)

@@ -1,1 +1,0 @@
-"""Further recipes of the web shop."""
