@@ -70,7 +70,7 @@ slow-smoke: $(DEV)  ## build and test the wheel and the docs site, compile the l
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "slow_smoke and not browser_full and not gateway_full and not mcp_full" \
 		$$(grep -rlE --include='test_*.py' 'slow_smoke|needs_browser' tests)
 
-browser-full: $(DEV)  ## the longer tests of GUI environments: every task, many browsers, recipes, the contract
+browser-full: $(DEV)  ## the longer tests of GUI environments: every task, many browsers, the contract
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m browser_full $$(grep -rl --include='test_*.py' 'browser_full' tests)
 
 docs: $(DEV)  ## build the docs site into build/site; a broken link or a warning is an error
