@@ -12,6 +12,7 @@ from __future__ import annotations
 import enum
 import json
 from array import array
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -43,30 +44,30 @@ class Author(enum.Enum):
     TEMPLATE = "template"
     """Template text alone: the closing token of a turn that was cut off."""
 
-    @property
-    def carries_loss(self) -> bool:
-        """Whether these tokens carry loss: only the model's own do."""
-        return _LOSS_RULES[self][0]
+    carries_loss: bool
+    """Whether these tokens carry loss: only the model's own do. An attribute, since it is read for every span."""
+
+    def __init__(self, value: str) -> None:
+        self.carries_loss = value == "model"
 
     @property
     def loss_rule(self) -> str:
         """Why these tokens carry loss or do not, as a sentence."""
-        return _LOSS_RULES[self][1]
+        return _LOSS_RULES[self]
 
 
 _LOSS_RULES = {
-    Author.TASK: (False, "Prompt tokens are given, not sampled: they carry no loss."),
-    Author.MODEL: (True, "The model sampled these tokens: they carry loss."),
-    Author.TOOL: (False, "The environment or a tool wrote this observation: it carries no loss."),
-    Author.USER: (False, "A later user message is given, not sampled: it carries no loss."),
+    Author.TASK: "Prompt tokens are given, not sampled: they carry no loss.",
+    Author.MODEL: "The model sampled these tokens: they carry loss.",
+    Author.TOOL: "The environment or a tool wrote this observation: it carries no loss.",
+    Author.USER: "A later user message is given, not sampled: it carries no loss.",
     Author.HISTORY: (
-        False,
         "The rewritten history opens a new segment and carries no loss: model text in it is trained in the segment "
-        "where it was sampled.",
+        "where it was sampled."
     ),
-    Author.TEMPLATE: (False, "The chat template added these tokens, not the model: they carry no loss."),
+    Author.TEMPLATE: "The chat template added these tokens, not the model: they carry no loss.",
 }
-"""Per author: whether its tokens carry loss, and why."""
+"""Per author: why its tokens carry loss or do not."""
 
 
 AUTHOR_COLORS = {
@@ -275,6 +276,21 @@ class Segment:
         versions = [-1 if version is None else version for *_, version in self._spans]
         return self._per_token(np.array(versions, np.int32))
 
+    @property
+    def turns(self) -> Ids:
+        """[tokens] The turn that each token belongs to."""
+        return self._per_token(np.array([turn for _, _, turn, *_ in self._spans], np.int32))
+
+    @property
+    def tokens_by_author(self) -> Counter[Author]:
+        """Number of tokens of each author."""
+        counts: Counter[Author] = Counter()
+        start = 0
+        for author, end, *_ in self._spans:
+            counts[author] += end - start
+            start = end
+        return counts
+
     def _per_token(self, per_span: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return np.repeat(per_span, np.diff([0, *(end for _, end, *_ in self._spans)]))
 
@@ -365,6 +381,9 @@ def require_json(values: Mapping[str, Any], what: str) -> dict[str, Any]:
     """
     out: dict[str, Any] = {}
     for name, value in values.items():
+        if type(name) is str and type(value) in (str, bool):  # the usual case, without encoding it
+            out[name] = value
+            continue
         try:
             out[name] = json.loads(json.dumps(value, allow_nan=False))
             same = isinstance(name, str) and out[name] == value
