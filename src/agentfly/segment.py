@@ -112,13 +112,25 @@ class Span:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object with the fields that are set."""
-        out: dict[str, Any] = {"author": self.author.value, "turn": self.turn, "ids": self.ids.tolist()}
-        if self.logprobs is not None:
-            out["logprobs"] = self.logprobs.tolist()
-            out["weight_version"] = self.weight_version
-        if self.messages:
-            out["messages"] = [message_to_json(m) for m in self.messages]
-        return out
+        logprobs = None if self.logprobs is None else self.logprobs.tolist()
+        return _span_to_json(self.author, self.ids.tolist(), self.turn, self.messages, logprobs, self.weight_version)
+
+
+def _span_to_json(
+    author: Author,
+    ids: list[int],
+    turn: int,
+    messages: tuple[Message, ...],
+    logprobs: list[float] | None,
+    weight_version: int | None,
+) -> dict[str, Any]:
+    out: dict[str, Any] = {"author": author.value, "turn": turn, "ids": ids}
+    if logprobs is not None:
+        out["logprobs"] = logprobs
+        out["weight_version"] = weight_version
+    if messages:
+        out["messages"] = [message_to_json(m) for m in messages]
+    return out
 
 
 _SpanEnd = tuple[Author, int, int, tuple[Message, ...], int | None]
@@ -316,7 +328,18 @@ class Segment:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object that `from_json` reads."""
-        out = {"exact": self._exact, "spans": [span.to_json() for span in self.spans]}
+        ids = self._ids.tolist()
+        logprobs = self._logprobs.tolist()
+        spans = []
+        start = sampled = 0
+        for author, end, turn, messages, version in self._spans:  # without `Span`s, whose arrays would be lists at once
+            own = None
+            if version is not None:
+                own = logprobs[sampled : sampled + end - start]
+                sampled += end - start
+            spans.append(_span_to_json(author, ids[start:end], turn, messages, own, version))
+            start = end
+        out = {"exact": self._exact, "spans": spans}
         return out if self.image_token_id is None else {**out, "image_token_id": self.image_token_id}
 
     @classmethod
