@@ -169,20 +169,17 @@ def test_padded_rows_give_the_same_gradient() -> None:
 def test_nothing_is_read_from_the_device_until_all_passes_are_launched(
     loss: Loss, critic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Operators(TorchDispatchMode):
-        def __init__(self) -> None:
-            super().__init__()
-            self.called: list[str] = []
+    called: list[str] = []
 
+    class Operators(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            self.called.append(str(func))
+            called.append(str(func))
             return func(*args, **(kwargs or {}))
 
     monkeypatch.setattr("agentfly.training.model.supports_packing", lambda _: False)  # rows are padded, as on a GPU
     learner = learner_of(model_of(), loss=loss, critic=critic, micro_batch_tokens=40)
-    with Operators() as operators:
+    with Operators():  # type: ignore[no-untyped-call]
         learner.update(samples(*LENGTHS))
-    called = operators.called
     # Adam runs once for matrices and once for vectors; the critic has its own.
     steps = [at for at, name in enumerate(called) if "fused_adam" in name][1::2]
     assert len(steps) == 1 + critic
