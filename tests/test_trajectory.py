@@ -136,6 +136,19 @@ def test_mask_is_true_exactly_on_sampled_tokens(parts: list[Shown | Completion])
 
 @settings(deadline=None)
 @given(builds)
+def test_turns_token_counts_and_json_of_a_segment_are_those_of_its_spans(parts: list[Shown | Completion]) -> None:
+    segment = build(parts)
+    spans = segment.spans
+    assert segment.turns.tolist() == [span.turn for span in spans for _ in span.ids]
+    assert segment.turns.dtype == np.int32
+    for author in Author:
+        assert author.carries_loss == (author is Author.MODEL)
+        assert segment.tokens_by_author[author] == sum(len(span) for span in spans if span.author is author)
+    assert segment.to_json()["spans"] == [span.to_json() for span in spans]
+
+
+@settings(deadline=None)
+@given(builds)
 def test_a_span_has_one_author_and_one_weight_version(parts: list[Shown | Completion]) -> None:
     for span in build(parts).spans:
         sampled = span.author is Author.MODEL and len(span) > 0

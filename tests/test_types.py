@@ -2,6 +2,7 @@
 
 import base64
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +191,12 @@ def test_row_without_a_question_error_lists_its_columns() -> None:
 def test_sampling_setting_out_of_range_is_rejected_by_name(field: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(field))):
         Sampling(**field)
+
+
+def test_sampling_of_a_turn_differs_in_limit_and_seed_only() -> None:
+    sampling = Sampling(0.7, top_p=0.9, top_k=5, stop=("END",), max_tokens=9, seed=1)
+    assert sampling.for_turn(4, None) == replace(sampling, max_tokens=4, seed=None)
+    assert (sampling.max_tokens, sampling.seed) == (9, 1)
 
 
 def test_one_stop_string_or_a_list_of_them_is_kept_as_a_tuple() -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import enum
 import json
 from array import array
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -43,30 +44,30 @@ class Author(enum.Enum):
     TEMPLATE = "template"
     """Template text alone: the closing token of a turn that was cut off."""
 
-    @property
-    def carries_loss(self) -> bool:
-        """Whether these tokens carry loss: only the model's own do."""
-        return _LOSS_RULES[self][0]
+    carries_loss: bool
+    """Whether these tokens carry loss: only the model's own do. An attribute, since it is read for every span."""
+
+    def __init__(self, value: str) -> None:
+        self.carries_loss = value == "model"
 
     @property
     def loss_rule(self) -> str:
         """Why these tokens carry loss or do not, as a sentence."""
-        return _LOSS_RULES[self][1]
+        return _LOSS_RULES[self]
 
 
 _LOSS_RULES = {
-    Author.TASK: (False, "Prompt tokens are given, not sampled: they carry no loss."),
-    Author.MODEL: (True, "The model sampled these tokens: they carry loss."),
-    Author.TOOL: (False, "The environment or a tool wrote this observation: it carries no loss."),
-    Author.USER: (False, "A later user message is given, not sampled: it carries no loss."),
+    Author.TASK: "Prompt tokens are given, not sampled: they carry no loss.",
+    Author.MODEL: "The model sampled these tokens: they carry loss.",
+    Author.TOOL: "The environment or a tool wrote this observation: it carries no loss.",
+    Author.USER: "A later user message is given, not sampled: it carries no loss.",
     Author.HISTORY: (
-        False,
         "The rewritten history opens a new segment and carries no loss: model text in it is trained in the segment "
-        "where it was sampled.",
+        "where it was sampled."
     ),
-    Author.TEMPLATE: (False, "The chat template added these tokens, not the model: they carry no loss."),
+    Author.TEMPLATE: "The chat template added these tokens, not the model: they carry no loss.",
 }
-"""Per author: whether its tokens carry loss, and why."""
+"""Per author: why its tokens carry loss or do not."""
 
 
 AUTHOR_COLORS = {
@@ -111,13 +112,25 @@ class Span:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object with the fields that are set."""
-        out: dict[str, Any] = {"author": self.author.value, "turn": self.turn, "ids": self.ids.tolist()}
-        if self.logprobs is not None:
-            out["logprobs"] = self.logprobs.tolist()
-            out["weight_version"] = self.weight_version
-        if self.messages:
-            out["messages"] = [message_to_json(m) for m in self.messages]
-        return out
+        logprobs = None if self.logprobs is None else self.logprobs.tolist()
+        return _span_to_json(self.author, self.ids.tolist(), self.turn, self.messages, logprobs, self.weight_version)
+
+
+def _span_to_json(
+    author: Author,
+    ids: list[int],
+    turn: int,
+    messages: tuple[Message, ...],
+    logprobs: list[float] | None,
+    weight_version: int | None,
+) -> dict[str, Any]:
+    out: dict[str, Any] = {"author": author.value, "turn": turn, "ids": ids}
+    if logprobs is not None:
+        out["logprobs"] = logprobs
+        out["weight_version"] = weight_version
+    if messages:
+        out["messages"] = [message_to_json(m) for m in messages]
+    return out
 
 
 _SpanEnd = tuple[Author, int, int, tuple[Message, ...], int | None]
@@ -275,6 +288,21 @@ class Segment:
         versions = [-1 if version is None else version for *_, version in self._spans]
         return self._per_token(np.array(versions, np.int32))
 
+    @property
+    def turns(self) -> Ids:
+        """[tokens] The turn that each token belongs to."""
+        return self._per_token(np.array([turn for _, _, turn, *_ in self._spans], np.int32))
+
+    @property
+    def tokens_by_author(self) -> Counter[Author]:
+        """Number of tokens of each author."""
+        counts: Counter[Author] = Counter()
+        start = 0
+        for author, end, *_ in self._spans:
+            counts[author] += end - start
+            start = end
+        return counts
+
     def _per_token(self, per_span: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return np.repeat(per_span, np.diff([0, *(end for _, end, *_ in self._spans)]))
 
@@ -300,7 +328,18 @@ class Segment:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object that `from_json` reads."""
-        out = {"exact": self._exact, "spans": [span.to_json() for span in self.spans]}
+        ids = self._ids.tolist()
+        logprobs = self._logprobs.tolist()
+        spans = []
+        start = sampled = 0
+        for author, end, turn, messages, version in self._spans:  # without `Span`s, whose arrays would be lists at once
+            own = None
+            if version is not None:
+                own = logprobs[sampled : sampled + end - start]
+                sampled += end - start
+            spans.append(_span_to_json(author, ids[start:end], turn, messages, own, version))
+            start = end
+        out = {"exact": self._exact, "spans": spans}
         return out if self.image_token_id is None else {**out, "image_token_id": self.image_token_id}
 
     @classmethod
@@ -365,6 +404,9 @@ def require_json(values: Mapping[str, Any], what: str) -> dict[str, Any]:
     """
     out: dict[str, Any] = {}
     for name, value in values.items():
+        if type(name) is str and type(value) in (str, bool):  # the usual case, without encoding it
+            out[name] = value
+            continue
         try:
             out[name] = json.loads(json.dumps(value, allow_nan=False))
             same = isinstance(name, str) and out[name] == value

@@ -316,6 +316,15 @@ class Sampling:
             if not good:
                 raise ConfigError(f"sampling: {name} must be {needed}, not {value!r}")
 
+    def for_turn(self, max_tokens: int | None, seed: int | None) -> Sampling:
+        """A copy with the token limit and the seed of a turn. Nothing is validated again: chains call it every turn."""
+        turn = object.__new__(Sampling)
+        for name in Sampling.__slots__:
+            object.__setattr__(turn, name, getattr(self, name))
+        object.__setattr__(turn, "max_tokens", max_tokens)
+        object.__setattr__(turn, "seed", seed)
+        return turn
+
 
 _SAMPLING: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "temperature": ("a number from 0", lambda v: 0 <= v < math.inf),

@@ -5,6 +5,7 @@ import json
 import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,6 +17,7 @@ torch = pytest.importorskip("torch", reason="training needs torch: pip install '
 
 from safetensors.torch import load_file, save_file  # noqa: E402
 from torch import Tensor  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from transformers import LlamaConfig  # noqa: E402
 
 from agentfly.algorithms.loss import Loss  # noqa: E402
@@ -160,6 +162,33 @@ def test_padded_rows_give_the_same_gradient() -> None:
     whole = gradient(built("gpt_neo", PLAIN["gpt_neo"]), given)
     alone = gradient(built("gpt_neo", PLAIN["gpt_neo"]), given, micro_batch_tokens=1)
     torch.testing.assert_close(alone, whole, rtol=1e-4, atol=1e-6 * float(whole.abs().max()))
+
+
+@pytest.mark.parametrize("critic", [False, True])
+@pytest.mark.parametrize("loss", [Loss(), Loss(entropy_coef=0.1, correction="token-mask")])
+def test_nothing_is_read_from_the_device_until_all_passes_are_launched(
+    loss: Loss, critic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[str] = []
+
+    class Operators(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            called.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    monkeypatch.setattr("agentfly.training.model.supports_packing", lambda _: False)  # rows are padded, as on a GPU
+    learner = learner_of(model_of(), loss=loss, critic=critic, micro_batch_tokens=40)
+    with Operators():  # type: ignore[no-untyped-call]
+        learner.update(samples(*LENGTHS))
+    # Adam runs once for matrices and once for vectors; the critic has its own.
+    steps = [at for at, name in enumerate(called) if "fused_adam" in name][1::2]
+    assert len(steps) == 1 + critic
+    for start, end in pairwise([0, *steps]):
+        passes = [at for at in range(start, end) if "embedding_dense_backward" in called[at]]
+        read = [at for at in range(start, end) if "_local_scalar_dense" in called[at]]
+        assert len(passes) > 2
+        assert passes[-1] < read[-1]
+        assert not any(passes[0] < at < passes[-1] for at in read)
 
 
 def test_gradient_checkpointing_gives_the_same_gradient_and_recomputes() -> None:

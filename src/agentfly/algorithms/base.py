@@ -92,13 +92,11 @@ class SegmentArrays:
     @classmethod
     def from_segment(cls, segment: Segment) -> SegmentArrays:
         """The tokens, mask, log-probabilities, turns, weight versions and images of a segment."""
-        spans = segment.spans
-        turns = np.repeat([span.turn for span in spans], [len(span) for span in spans])
         return cls(
             tokens=segment.tokens,
             mask=segment.mask,
             logprobs=segment.logprobs,
-            turns=turns.astype(np.int32),
+            turns=segment.turns,
             weight_versions=segment.weight_versions,
             images=segment.images if segment.image_token_id is not None else (),
             image_positions=segment.image_positions,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 from agentfly.errors import ConfigError
@@ -168,7 +168,7 @@ def limit_sampling(
         return None, truncation
     seed = sampling.seed if seed is None else seed
     if (max_tokens, seed) != (sampling.max_tokens, sampling.seed):
-        sampling = replace(sampling, max_tokens=max_tokens, seed=seed)
+        sampling = sampling.for_turn(max_tokens, seed)
     return sampling, truncation
 
 

@@ -38,8 +38,8 @@ def chain_metrics(trajectories: Sequence[Trajectory], version: int | None = None
 
     # Lengths. Tokens are counted by author and divided by the number of chains.
     authors: Counter[Author] = Counter()
-    for span in (span for t in trajectories for segment in t.segments for span in segment.spans):
-        authors[span.author] += len(span)
+    for segment in (segment for t in trajectories for segment in t.segments):
+        authors += segment.tokens_by_author
     out |= {
         "chain/turns": _mean(len(t.turns) for t in trajectories),
         "chain/segments": _mean(len(t.segments) for t in trajectories),

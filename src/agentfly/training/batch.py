@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -10,9 +11,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -77,7 +79,13 @@ def gather_field(samples: Sequence[Sample], field: str, device: torch.device) ->
 
 def concatenate(arrays: Sequence[Floats], device: torch.device) -> Tensor:
     """The arrays as one tensor in float32 on the device."""
-    return torch.from_numpy(np.concatenate(arrays).astype(np.float32)).to(device)
+    return to_device(np.concatenate(arrays).astype(np.float32, copy=False), device)
+
+
+def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
+    """The array as a tensor on the device. From pinned memory: any other copy waits for the GPU to be idle."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def split_micro_batches(
@@ -138,11 +146,11 @@ class MicroBatchRunner:
         out = [np.zeros(len(segment.tokens), np.float32) for segment in segments]
         sampled = [index for index, segment in enumerate(segments) if segment.mask.any()]
 
-        def forward(batch: list[int]) -> tuple[None, list[tuple[int, Floats]]]:
+        def forward(batch: list[int]) -> tuple[None, Callable[[], list[tuple[int, Floats]]]]:
             indices = [sampled[each] for each in batch]
-            scores = model([segments[index] for index in indices]).float().cpu().numpy()  # [sampled tokens of all]
+            scores = model([segments[index] for index in indices]).float()  # [sampled tokens of all]
             ends = np.cumsum([segments[index].num_sampled_tokens for index in indices])
-            return None, list(zip(indices, np.split(scores, ends[:-1]), strict=True))
+            return None, lambda: list(zip(indices, np.split(scores.cpu().numpy(), ends[:-1]), strict=True))
 
         for part in self.run([segments[index] for index in sampled], forward):
             for index, scores in part:
@@ -156,37 +164,42 @@ class MicroBatchRunner:
     def run(
         self,
         segments: Sequence[SegmentArrays],
-        forward: Callable[[list[int]], tuple[Tensor | None, R]],
+        forward: Callable[[list[int]], tuple[Tensor | None, Callable[[], R]]],
         zero_grad: Callable[[], None] = lambda: None,
     ) -> list[R]:
         """Run `forward` over each micro-batch of the segments, and the backward pass of the loss that it returns.
 
-        forward: takes the indices of a micro-batch's segments. Returns its second result for every micro-batch. Where
-        memory runs out, `zero_grad` drops the gradient so far, and the segments are started again in smaller parts: the
-        gradient is that of the smaller size. Raises ConfigError where one segment alone does not fit.
+        forward: takes the indices of a micro-batch's segments. Its second result reads what is returned for the
+        micro-batch from the device; it is called when all passes are launched, since reading waits for a GPU, which
+        would be idle until the next pass. Where memory runs out, `zero_grad` drops the gradient so far, and the
+        segments are started again in smaller parts: the gradient is that of the smaller size. Raises ConfigError where
+        one segment alone does not fit.
         """
         lengths = [self._length(segment) for segment in segments]
         while True:
-            results: list[R] = []
+            readers: list[Callable[[], R]] = []
             batch: list[int] = []
             loss: Tensor | None = None
             try:
                 for batch, is_filler in self._split(lengths):
                     with TRACE_LOCK:  # a new shape compiles the layers, while an engine may capture its own
                         with self._time_phase("forward"), self._raise_together(), self.autocast():
-                            loss, result = forward(batch)
+                            loss, read = forward(batch)
                         if loss is not None:
                             with self._time_phase("backward"):
                                 (loss * 0 if is_filler else loss).backward()
                             loss = None  # the graph is freed before the next pass
                     if not is_filler:
-                        results.append(result)
+                        readers.append(read)
+                # What the GPU has not done yet is mostly backward passes, if there are any.
+                with self._time_phase("backward" if torch.is_grad_enabled() else "forward"), self._raise_together():
+                    results = [read() for read in readers]
                 return self._gather(results)
             except torch.OutOfMemoryError as error:
                 reason = self._describe_out_of_memory(error)
             # Outside of the handler: the error's traceback refers to the tensors of the failed pass.
             loss = None
-            results.clear()
+            readers.clear()
             zero_grad()
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
@@ -233,13 +246,15 @@ class MicroBatchRunner:
         self.seconds[phase] += time.perf_counter() - start
 
 
-def require_finite(loss: Tensor, what: str, terms: Tensor, samples: Sequence[Sample]) -> None:
-    """Raise NonFiniteError if the loss is not finite, naming the samples with non-finite terms. terms: [tokens]."""
-    if not loss.isfinite():
+def require_finite(loss: Tensor, what: str, terms: Tensor, samples: Sequence[Sample]) -> float:
+    """The loss. Raises NonFiniteError if it is not finite, naming samples with non-finite terms. terms: [tokens]."""
+    value = loss.item()
+    if not math.isfinite(value):
         owners = np.repeat(np.arange(len(samples)), [sample.num_sampled_tokens for sample in samples])
         bad = sorted(set(owners[(~terms.isfinite()).cpu().numpy()].tolist()))
         wrong = [samples[index] for index in bad] or samples
-        raise NonFiniteError(f"{what} is {loss.item()}: look at {name_samples(wrong)}")
+        raise NonFiniteError(f"{what} is {value}: look at {name_samples(wrong)}")
+    return value
 
 
 def name_samples(samples: Sequence[Sample]) -> str:

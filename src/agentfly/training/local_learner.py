@@ -10,7 +10,7 @@ the model before the first step; with a single step that is the model itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -37,6 +37,7 @@ from agentfly.training.batch import (
     name_samples,
     require_finite,
     split_mini_batches,
+    to_device,
 )
 from agentfly.training.config import TrainConfig
 from agentfly.training.lora import MergedWeights, has_adapters, read_weights, save_model
@@ -313,9 +314,9 @@ class LocalLearner:
 
     def _policy_loss(
         self, batch: Sequence[Sample], on_policy: bool, indices: list[int]
-    ) -> tuple[Tensor, tuple[dict[str, float], dict[str, Floats]]]:
-        """The policy loss of a micro-batch: those samples of the mini-batch `batch`. With it what the loss measured,
-        and the log-probabilities by the name of the sample.
+    ) -> tuple[Tensor, Callable[[], tuple[dict[str, float], dict[str, Floats]]]]:
+        """The policy loss of a micro-batch: those samples of the mini-batch `batch`. With it a function that reads what
+        the loss measured, and the log-probabilities by the name of the sample. It raises NonFiniteError for this loss.
 
         on_policy: the model is still the one that sampled, so its own log-probabilities are the old ones.
         """
@@ -339,19 +340,28 @@ class LocalLearner:
             sampler_logprobs=concatenate([each.logprobs[each.mask] for each in segments], self.device),
             advantages=gather("advantages"),
             weights=concatenate([np.repeat([token_weights[index] for index in indices], counts)], self.device),
-            sequence_ids=torch.arange(len(counts)).repeat_interleave(torch.tensor(counts)).to(self.device),
+            sequence_ids=to_device(np.repeat(np.arange(len(counts)), counts), self.device),
             num_sequences=len(samples),
             reference_logprobs=gather("reference_logprobs") if with_reference else None,
             entropies=entropies if self.loss.entropy_coef != 0 else entropies.detach(),
             teacher_kl=teacher_kl,
         )
         loss, measured = self.loss(tokens)
-        terms = tokens.logprobs * tokens.advantages
-        require_finite(loss, "the loss", terms if teacher_kl is None else terms + teacher_kl, samples)
-        # On the host: ranks send these to each other.
-        split = np.split(logprobs.detach().float().cpu().numpy(), np.cumsum(counts)[:-1])
-        by_sample = dict(zip((sample.name for sample in samples), split, strict=True))
-        return loss, ({name: float(value) for name, value in measured.items()}, by_sample)
+        # Without their graphs, which the backward pass frees.
+        values = logprobs.detach()
+        terms = values * tokens.advantages
+        if teacher_kl is not None:
+            terms = terms + teacher_kl.detach()
+        check = partial(require_finite, loss.detach(), "the loss", terms, samples)
+
+        def read() -> tuple[dict[str, float], dict[str, Floats]]:
+            check()
+            # On the host: ranks send these to each other.
+            split = np.split(values.float().cpu().numpy(), np.cumsum(counts)[:-1])
+            by_sample = dict(zip((sample.name for sample in samples), split, strict=True))
+            return {name: float(value) for name, value in measured.items()}, by_sample
+
+        return loss, read
 
     def _zero_grad(self) -> None:
         self._optimizer.zero_grad()

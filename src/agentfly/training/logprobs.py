@@ -115,10 +115,11 @@ class _ChunkedScore(torch.autograd.Function):
             )
         context.save_for_backward(hidden, weight, bias, tokens, temperatures, logsumexp, entropies, divergences)
         context.settings = scale, softcap, chunk, dtype, teacher
+        context.set_materialize_grads(False)
         return logprobs, entropies, divergences
 
     @staticmethod
-    def backward(context: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(context: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, *per_token = context.saved_tensors
         scale, softcap, chunk, dtype, teacher = context.settings
         head = Head(weight, bias, scale, softcap).to(dtype)
@@ -126,7 +127,8 @@ class _ChunkedScore(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight) if context.needs_input_grad[1] else None
         grad_bias = torch.zeros_like(bias) if bias is not None and context.needs_input_grad[2] else None
-        with_entropy = bool(grads[1].any())
+        with_entropy = given[1] is not None  # whether it is 0, only the GPU knows
+        grads = [torch.zeros_like(per_token[1]) if grad is None else grad for grad in given]
         for start in range(0, len(hidden), chunk):
             part = slice(start, start + chunk)
             states = hidden[part].to(dtype)
@@ -177,7 +179,7 @@ def _grad_logits(
 ) -> Tensor:  # fmt: skip
     """[chunk, vocab]: the gradient with respect to the output of the head's linear layer.
 
-    with_entropy: whether any gradient of an entropy is not 0.
+    with_entropy: whether a gradient of an entropy can be other than 0.
 
     With z the scaled logits, p their softmax, H the entropy, y the token, q the teacher's distribution and D = KL(p‖q):
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from transformers import masking_utils
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agentfly.algorithms.base import SegmentArrays
@@ -29,7 +32,7 @@ from agentfly.backends.engine.vision import (
     tower_parameters,
 )
 from agentfly.errors import ConfigError, DataError, RecordError, describe
-from agentfly.training.batch import Sample, gather_field, require_finite
+from agentfly.training.batch import Sample, gather_field, require_finite, to_device
 from agentfly.training.logprobs import Head, score, score_logits
 from agentfly.training.lora import has_adapters
 from agentfly.training.optimizer import Optimizer
@@ -37,6 +40,16 @@ from agentfly.vision import EncodedImage, ImageProcessor, load_image_processor
 
 _LOG = logging.getLogger(__name__)
 ATTENTION = "agentfly-training"
+_ONE_SEQUENCE_PER_ROW: ContextVar[bool] = ContextVar("one_sequence_per_row", default=False)
+_find_packed_sequences = masking_utils.find_packed_sequence_indices
+
+
+def _skip_packed_sequences(position_ids: Tensor) -> Tensor | None:
+    """Transformers looks at the positions of every pass for several sequences in a row, and so waits for the GPU."""
+    return None if _ONE_SEQUENCE_PER_ROW.get() else _find_packed_sequences(position_ids)
+
+
+masking_utils.find_packed_sequence_indices = _skip_packed_sequences
 Precision = Literal["auto", "float32", "bfloat16"]
 
 
@@ -149,7 +162,11 @@ class Backbone:
         if "position_ids" in extra and len(extra["position_ids"]) == 1:
             extra["position_ids"] = extra["position_ids"][0]  # [1, tokens]
         with self._overlay.use(*self._image_features(images, starts)):
-            out = run(input_ids=self._to_device(ids), use_cache=False, **extra)  # [rows, tokens, width or vocab]
+            known = _ONE_SEQUENCE_PER_ROW.set(not self.packed)
+            try:
+                out = run(input_ids=self._to_device(ids), use_cache=False, **extra)  # [rows, tokens, width or vocab]
+            finally:
+                _ONE_SEQUENCE_PER_ROW.reset(known)
         rows = [start + segment.positions for start, segment in zip(starts, segments, strict=True)]
         return out.flatten(0, 1).index_select(0, self._to_device(np.concatenate(rows)))
 
@@ -190,7 +207,7 @@ class Backbone:
         return torch.cat([found[image.digest] for image in shown]), self._to_device(indices)
 
     def _to_device(self, array: npt.NDArray[Any]) -> Tensor:
-        return torch.from_numpy(array.astype(np.int64)).to(self.device)
+        return to_device(array.astype(np.int64), self.device)
 
 
 class Policy:
@@ -226,8 +243,8 @@ class Policy:
         """The sampled tokens and their temperatures, [sampled] each."""
         device = self.backbone.device
         counts = [segment.num_sampled_tokens for segment in segments]
-        targets = torch.from_numpy(np.concatenate([each.tokens[each.mask] for each in segments])).long().to(device)
-        return targets, torch.from_numpy(np.repeat(temperatures, counts).astype(np.float32)).to(device)
+        targets = np.concatenate([each.tokens[each.mask] for each in segments]).astype(np.int64)
+        return to_device(targets, device), to_device(np.repeat(temperatures, counts).astype(np.float32), device)
 
     def logprobs(self, segments: Sequence[SegmentArrays], temperature: float) -> Tensor:
         """Log-probabilities of the sampled tokens, [sampled], all at one temperature."""
@@ -319,13 +336,12 @@ class Critic:
             values = torch.nn.functional.linear(states.float(), head.weight.float(), head.bias.float())
         return values[:, 0]
 
-    def loss(self, batch: Sequence[Sample], indices: list[int]) -> tuple[Tensor, float]:
-        """The loss of a micro-batch, Σ (V − return)² / (2 · tokens of the mini-batch `batch`); tensor and float."""
+    def loss(self, batch: Sequence[Sample], indices: list[int]) -> tuple[Tensor, Callable[[], float]]:
+        """The loss of a micro-batch, Σ (V − return)² / (2 · tokens of the mini-batch `batch`), and what reads it."""
         samples = [batch[index] for index in indices]
         errors = self([each.segment for each in samples]) - gather_field(samples, "returns", self.backbone.device)
         loss = errors.square().sum() / (2 * sum(sample.num_sampled_tokens for sample in batch))
-        require_finite(loss, "the critic's loss", errors, samples)
-        return loss, loss.item()
+        return loss, partial(require_finite, loss.detach(), "the critic's loss", errors.detach(), samples)
 
     def state_dict(self) -> dict[str, Tensor]:
         weights = {f"weights/{name}": each.detach() for name, each in self.optimizer.weights.items()}

@@ -76,16 +76,16 @@ class PrefixCache:
         node = node or self.root
         found: list[Slots] = []
         done = 0
+        data = tokens.tobytes()  # comparing bytes takes a tenth of the time of comparing small arrays
         while done < len(tokens):
             child = node.children.get(int(tokens[done]))
             if child is None:
                 break
-            same = _common_length(child.tokens, tokens[done:])
-            if same < len(child.tokens):
-                child = self._split(child, same)
+            if not data.startswith(child.tokens.tobytes(), done * tokens.itemsize):
+                child = self._split(child, _common_length(child.tokens, tokens[done:]))
             node = child
             found.append(node.slots)
-            done += same
+            done += len(node.tokens)
         return node, found, done
 
     def fork(self, tokens: Tokens) -> tuple[RadixNode, Slots]:

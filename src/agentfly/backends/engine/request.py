@@ -38,6 +38,11 @@ class Sampled(NamedTuple):
     versions: Tokens
 
 
+NOTHING_SAMPLED = Sampled(
+    np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.float32), np.empty(0, np.int32)
+)
+
+
 class EngineRequest:
     """One turn while it is sampled."""
 
@@ -65,8 +70,7 @@ class EngineRequest:
         """Its row of the scheduler's tables while it runs."""
         self.node: RadixNode | None = None
         """Last node of the prefix cache that it has locked; the tokens up to there have slots of the cache."""
-        nothing = np.empty(0, np.int32)
-        self.saved = Sampled(nothing, nothing.astype(np.float32), nothing.astype(np.float32), nothing)
+        self.saved = NOTHING_SAMPLED
         """What was sampled before it was preempted."""
         self._decode = decode
         self._texts = {} if texts is None else texts
