@@ -76,6 +76,7 @@ class PrefixCache:
         node = node or self.root
         found: list[Slots] = []
         done = 0
+        tokens = tokens.astype(np.int32, copy=False)
         data = tokens.tobytes()  # comparing bytes takes a tenth of the time of comparing small arrays
         while done < len(tokens):
             child = node.children.get(int(tokens[done]))
