@@ -155,7 +155,7 @@ class BaseAgent:
             RecoveryRule.of(on_invalid_call),
             RecoveryRule.of(on_tool_error),
         )
-        self._no_vision_reason = ""
+        self.no_vision_reason = ""
         """Why images are hidden from the model, until it was reported."""
         self._own_manager = manager is None
         self.manager = manager or ResourceManager()
@@ -208,9 +208,9 @@ class BaseAgent:
         if isinstance(content, str):
             return content
         if self.template is not None and not (self.template.shows_images and self.backend.supports_images):
-            if self._no_vision_reason:
-                _LOG.warning("images are replaced by a note: %s", self._no_vision_reason)
-                self._no_vision_reason = ""  # once is enough
+            if self.no_vision_reason:
+                _LOG.warning("images are replaced by a note: %s", self.no_vision_reason)
+                self.no_vision_reason = ""  # once is enough
             return "\n".join(part if isinstance(part, str) else HIDDEN_IMAGE for part in content)
         parts: list[str | Image] = []
         for part in content:
@@ -368,7 +368,7 @@ class BaseAgent:
             image_processor = load_image_processor(files) if has_processor(files) else None
         except (ConfigError, OSError) as error:
             image_processor = None
-            self._no_vision_reason = str(error)
+            self.no_vision_reason = str(error)
         if name is None and tokenizer.chat_template is None:
             raise ConfigError(f"{self.model_name_or_path!r} has no chat template of its own; name one with template=")
         self.load_template = partial(

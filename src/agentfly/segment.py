@@ -332,7 +332,13 @@ class Segment:
         logprobs = self._logprobs.tolist()
         spans = []
         start = sampled = 0
-        for author, end, turn, messages, version in self._spans:  # without `Span`s, whose arrays would be lists at once
+        for (
+            author,
+            end,
+            turn,
+            messages,
+            version,
+        ) in self._spans:  # `self.spans` would make arrays first
             own = None
             if version is not None:
                 own = logprobs[sampled : sampled + end - start]

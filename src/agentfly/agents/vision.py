@@ -34,7 +34,7 @@ class VisionAgent(BaseAgent):
         super().__init__(*args, **kwargs)
         if self.template is not None and not self.backend.supports_images:
             name = type(self).__name__
-            reason = self._no_vision_reason or "its backend or its model takes no images"
+            reason = self.no_vision_reason or "its backend or its model takes no images"
             raise ConfigError(f"{name} needs a vision model, which {self.model_name_or_path!r} is not: {reason}")
 
 

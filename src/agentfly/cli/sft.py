@@ -108,7 +108,8 @@ def run_sft(run: AgentRun, config: SftConfig, console: Console | None = None) ->
     console = console or Console()
     report = partial(print_text, console)
     if config.train_tower and demonstration_template(run.agent).image_processor is None:
-        raise ConfigError(f"--train-tower: {run.agent.model_name_or_path} has no vision tower to train; leave it out")
+        missing = f"{run.agent.model_name_or_path} has no vision tower to train; leave it out"
+        raise ConfigError(f"--train-tower: {run.agent.no_vision_reason or missing}")
     chains = asyncio.run(_collect_demonstrations(run, config, report))
     chains = Random(config.seed).sample(chains, len(chains))
     held_out = min(round(config.validation_fraction * len(chains)), len(chains) - 1)

@@ -323,7 +323,8 @@ class Browser:
             self._loading.discard(event["requestId"])
         elif message["method"] == "Page.frameNavigated" and event["frame"]["id"] == self._main_frame:
             # Chromium does not report the end of requests that a document leaves behind, such as that for its icon.
-            self._loading.clear()
+            # The id of the new document's own request is that of its loader.
+            self._loading &= {event["frame"]["loaderId"]}
         elif message["method"] == "Page.loadEventFired":
             _resolve(self._loaded, None)
         elif message["method"] == "Inspector.targetCrashed":

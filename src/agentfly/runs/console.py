@@ -49,8 +49,8 @@ COLORS = {
     "other": "bright_black",
 }
 """The color of each phase; those of the model and the tools match their text."""
-SILENT_SECONDS = 60.0
-"""Interval of the lines that report progress within a phase, outside a terminal."""
+PROGRESS_INTERVAL = 60.0
+"""Seconds between lines that report progress within a phase, outside a terminal."""
 CELL_WIDTH = 19
 """Width of a metric in columns."""
 MAX_ALARMS = 3
@@ -106,7 +106,7 @@ class ConsoleLogger:
             self._printed = now
             if not self._records:
                 self._print(Text(f"{progress.phase} …"))  # the first step may take minutes
-        elif progress.done and now - self._printed >= SILENT_SECONDS:
+        elif progress.done and now - self._printed >= PROGRESS_INTERVAL:
             self._printed = now
             total = f" of {progress.total}" if progress.total else ""
             self._print(Text(f"{progress.phase}: {progress.done}{total} chains"))

@@ -149,7 +149,7 @@ def save_tokenizer(tokenizer: ChatTokenizer, folder: Path, chat_template: str | 
     own = tokenizer.chat_template
     if chat_template is None or chat_template in (own.values() if isinstance(own, dict) else (own,)):
         return
-    # Files take precedence over the entry in `tokenizer_config.json`, where transformers 4 looks first.
+    # This package and transformers 5 read files first, other programs the entry in `tokenizer_config.json`.
     shutil.rmtree(folder / "additional_chat_templates", ignore_errors=True)
     (folder / "chat_template.jinja").write_text(chat_template, encoding="utf-8")
     for name in ("tokenizer_config.json", "chat_template.json"):

@@ -191,12 +191,13 @@ class MicroBatchRunner:
                             loss = None  # the graph is freed before the next pass
                     if not is_filler:
                         readers.append(read)
+            except torch.OutOfMemoryError as error:
+                reason = self._describe_out_of_memory(error)
+            else:
                 # What the GPU has not done yet is mostly backward passes, if there are any.
                 with self._time_phase("backward" if torch.is_grad_enabled() else "forward"), self._raise_together():
                     results = [read() for read in readers]
                 return self._gather(results)
-            except torch.OutOfMemoryError as error:
-                reason = self._describe_out_of_memory(error)
             # Outside of the handler: the error's traceback refers to the tensors of the failed pass.
             loss = None
             readers.clear()
@@ -236,7 +237,8 @@ class MicroBatchRunner:
         return str(error).partition("\n")[0]
 
     def _raise_together(self) -> AbstractContextManager[None]:
-        """Around a forward pass with a gradient; with several ranks, all of them raise what it raises on any."""
+        """Around a forward pass with a gradient, and around reading the results; with several ranks, all of them raise
+        what it raises on any."""
         return nullcontext()
 
     @contextmanager

@@ -349,6 +349,7 @@ class LocalLearner:
         loss, measured = self.loss(tokens)
         # Without their graphs, which the backward pass frees.
         values = logprobs.detach()
+        metrics = {name: torch.as_tensor(value).detach() for name, value in measured.items()}
         terms = values * tokens.advantages
         if teacher_kl is not None:
             terms = terms + teacher_kl.detach()
@@ -359,7 +360,7 @@ class LocalLearner:
             # On the host: ranks send these to each other.
             split = np.split(values.float().cpu().numpy(), np.cumsum(counts)[:-1])
             by_sample = dict(zip((sample.name for sample in samples), split, strict=True))
-            return {name: float(value) for name, value in measured.items()}, by_sample
+            return {name: float(value) for name, value in metrics.items()}, by_sample
 
         return loss, read
 

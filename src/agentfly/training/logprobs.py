@@ -127,7 +127,7 @@ class _ChunkedScore(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight) if context.needs_input_grad[1] else None
         grad_bias = torch.zeros_like(bias) if bias is not None and context.needs_input_grad[2] else None
-        with_entropy = given[1] is not None  # whether it is 0, only the GPU knows
+        with_entropy = given[1] is not None  # testing whether it is all 0 would wait for the GPU
         grads = [torch.zeros_like(per_token[1]) if grad is None else grad for grad in given]
         for start in range(0, len(hidden), chunk):
             part = slice(start, start + chunk)

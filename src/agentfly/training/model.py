@@ -44,12 +44,12 @@ _ONE_SEQUENCE_PER_ROW: ContextVar[bool] = ContextVar("one_sequence_per_row", def
 _find_packed_sequences = masking_utils.find_packed_sequence_indices
 
 
-def _skip_packed_sequences(position_ids: Tensor) -> Tensor | None:
-    """Transformers looks at the positions of every pass for several sequences in a row, and so waits for the GPU."""
+def _find_packed_unless_padded(position_ids: Tensor) -> Tensor | None:
+    """None where every row has one sequence, else what transformers finds: its search waits for the GPU."""
     return None if _ONE_SEQUENCE_PER_ROW.get() else _find_packed_sequences(position_ids)
 
 
-masking_utils.find_packed_sequence_indices = _skip_packed_sequences
+masking_utils.find_packed_sequence_indices = _find_packed_unless_padded
 Precision = Literal["auto", "float32", "bfloat16"]
 
 
@@ -162,11 +162,11 @@ class Backbone:
         if "position_ids" in extra and len(extra["position_ids"]) == 1:
             extra["position_ids"] = extra["position_ids"][0]  # [1, tokens]
         with self._overlay.use(*self._image_features(images, starts)):
-            known = _ONE_SEQUENCE_PER_ROW.set(not self.packed)
+            token = _ONE_SEQUENCE_PER_ROW.set(not self.packed)
             try:
                 out = run(input_ids=self._to_device(ids), use_cache=False, **extra)  # [rows, tokens, width or vocab]
             finally:
-                _ONE_SEQUENCE_PER_ROW.reset(known)
+                _ONE_SEQUENCE_PER_ROW.reset(token)
         rows = [start + segment.positions for start, segment in zip(starts, segments, strict=True)]
         return out.flatten(0, 1).index_select(0, self._to_device(np.concatenate(rows)))
 
