@@ -59,6 +59,7 @@ def test_run_directories_are_numbered_and_printed() -> None:
         (["--resume", "x", "--run", "y"], "a run is resumed as it was started"),
         (["--resume", "x", "stops=9"], "there is no field 'stops'; close ones: steps"),
         (["nowhere.py"], "there is no recipe 'nowhere.py'"),
+        (["image_qa"], "ImageQA is an environment without a recipe"),
         ([RECIPE, "learning_rat=1"], "close ones: optimizer.learning_rate"),
         ([RECIPE, "fast"], "write field=value"),
         ([RECIPE, "--steps", "2"], "write steps=2"),
@@ -70,9 +71,14 @@ def test_run_directories_are_numbered_and_printed() -> None:
         ([RECIPE, "backend=vlm"], "vllm"),
         ([RECIPE, "backend=vlm", "model=./nowhere"], "there is no backend 'vlm'"),  # before the model is loaded
         ([RECIPE, "model=./nowhere"], "there is no folder './nowhere' with a model"),
+        ([RECIPE, "model=./run"], "a model of this run is in run/checkpoints/step-000020/model"),
     ],
 )
 def test_bad_arguments_are_rejected(words: list[object], said: str) -> None:
+    for step in ("step-000010", "step-000020"):
+        model = Path("run", "checkpoints", step, "model")
+        model.mkdir(parents=True)
+        (model / "config.json").write_text("{}")
     assert said in invoke_error(*words)
     assert not list(Path("runs").glob("*"))
 

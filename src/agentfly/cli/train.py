@@ -164,6 +164,10 @@ def _report_run(config: TrainConfig, folder: Path, memory: str) -> Iterator[None
     except KeyboardInterrupt:
         done = max((record.step for record in RunDirectory(folder).records()), default=0)
         text = f"stopped after step {done} of {config.steps}; resume with: {_RESUME} {folder}"
+        if done == config.steps:
+            text = (
+                f"stopped after the last step: its model is in {folder / 'checkpoints'}; `agentfly eval` evaluates it"
+            )
         print_text(console, text)
         raise SystemExit(130) from None
     print_text(console, f"see {folder / 'report.html'} and {folder / 'reward.png'}")

@@ -60,6 +60,10 @@ def _explain_missing(name: str) -> Iterator[None]:
     except (OSError, ValueError) as error:
         if name.startswith((".", "/", "~")) and not Path(name).expanduser().exists():
             raise ConfigError(f"there is no folder {name!r} with a model") from error
+        folder = Path(name).expanduser()
+        inside = [*folder.glob("model/config.json"), *sorted(folder.glob("checkpoints/*/model/config.json"))]
+        if inside:
+            raise ConfigError(f"{name!r} has no config.json; a model of this run is in {inside[-1].parent}") from error
         raise ConfigError(
             f"no model {name!r}: it is neither a local folder with config.json and weights nor a model that the hub "
             f"gave out ({' '.join(str(error).split())[:200]}). `agentfly models` lists what can be had without the hub."
