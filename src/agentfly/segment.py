@@ -332,13 +332,8 @@ class Segment:
         logprobs = self._logprobs.tolist()
         spans = []
         start = sampled = 0
-        for (
-            author,
-            end,
-            turn,
-            messages,
-            version,
-        ) in self._spans:  # `self.spans` would make arrays first
+        # From slices of one list: each `Span` would have an array, made only to be converted.
+        for author, end, turn, messages, version in self._spans:
             own = None
             if version is not None:
                 own = logprobs[sampled : sampled + end - start]

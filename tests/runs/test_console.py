@@ -76,7 +76,7 @@ def test_log_has_one_line_per_step(tmp_path: Path) -> None:
         sink.close()
     assert isinstance(console.file, io.StringIO)
     title, start, before, first, second, held, alarm = console.file.getvalue().splitlines()
-    assert title == f"agentfly · count.py · tiny · grpo · {tmp_path.name} · 10 steps"
+    assert title == f"agentfly · count · tiny · grpo · {tmp_path.name} · 10 steps"
     assert start == "generate …"
     assert before == "held out before training: reward 0.310 (0.240 to 0.390, 64 tasks)"
     assert first.startswith("step  1/10  reward 0.400  success 50%  turns 2.0  calls 1.4  tokens 1,182  kl 0.012")

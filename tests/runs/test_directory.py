@@ -363,3 +363,15 @@ def test_full_disk_is_reported_and_keeps_the_files_valid(tmp_path: Path) -> None
     assert [record.step for record in run.records()] == [1]
     assert [each.trajectory.id for each in run.trajectories(1)] == ["0/0"]
     assert [path.name for path in (tmp_path / "trajectories").iterdir()] == ["step-000001.jsonl.gz"]
+
+
+def test_run_is_named_by_its_recipe(tmp_path: Path) -> None:
+    for recipe, name in (
+        (None, "one"),
+        ("/a/count.py", "count"),
+        ("/a/lookup/recipe.py", "lookup"),
+        ("recipe.py", "recipe"),
+    ):
+        folder = tmp_path / f"{name}-{recipe is None}" / "one"
+        with RunWriter.create(folder, {} if recipe is None else {"recipe": recipe}):
+            assert RunDirectory(folder).name == name

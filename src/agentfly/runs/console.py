@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentfly.errors import sanitize
-from agentfly.runs.directory import RunDirectory
+from agentfly.runs.directory import RunDirectory, recipe_name
 from agentfly.runs.record import (
     PHASES,
     EvalFigures,
@@ -84,10 +84,13 @@ class ConsoleLogger:
     def start(self, config: Mapping[str, Any]) -> None:
         self._records = self._directory.records()
         self._previous_seconds = sum(sum(record.seconds.values()) for record in self._records)
-        parts = [config.get("recipe"), config.get("model"), config.get("algorithm")]
-        names = [each.get("name") if isinstance(each, Mapping) else each for each in parts]
-        shown = [Path(str(each)).name for each in names if each]
-        self._title = " · ".join(["agentfly", *shown, self._directory.path.name])
+        algorithm = config.get("algorithm")
+        shown = [
+            recipe_name(config.get("recipe") or ""),
+            Path(str(config.get("model") or "")).name,
+            str((algorithm.get("name") if isinstance(algorithm, Mapping) else algorithm) or ""),
+        ]
+        self._title = " · ".join(["agentfly", *filter(None, shown), self._directory.path.name])
         self._steps = int(config.get("steps") or 0)
         self._started = time.monotonic()
         self._step_ends = deque([self._started], ETA_STEPS + 1)

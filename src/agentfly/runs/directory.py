@@ -66,6 +66,12 @@ class StoredTrajectory:
     """Whether the chain was part of the update."""
 
 
+def recipe_name(path: str | Path) -> str:
+    """The name of a recipe's file, or of its folder if the file is `recipe.py`, as those of environments are."""
+    path = Path(path)
+    return path.parent.name if path.stem == "recipe" and path.parent.name else path.stem
+
+
 class RunDirectory:
     """Read access to a run directory; `RunWriter` writes."""
 
@@ -96,7 +102,8 @@ class RunDirectory:
     @property
     def name(self) -> str:
         """The name of the recipe, or of the folder."""
-        return Path(self.config.get("recipe") or self.path.resolve()).stem
+        recipe = self.config.get("recipe")
+        return self.path.resolve().stem if not recipe else recipe_name(recipe)
 
     def records(self) -> list[StepRecord]:
         """The completed steps in order, each with its evaluation and alarms."""
