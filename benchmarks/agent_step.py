@@ -42,7 +42,7 @@ from agentfly.training.config import parse_overrides, validate_overrides
 from agentfly.training.plan import TrainPlan
 from agentfly.training.trainer import Trainer
 from agentfly.types import Completion, Message, Reply, Task, ToolCall
-from benchmarks.shapes import SHAPES, build_model
+from benchmarks.shapes import PEAK_FLOPS, SHAPES, build_model, count_flops
 from benchmarks.table import print_table
 from benchmarks.thread_profile import ThreadProfile
 
@@ -176,6 +176,9 @@ def measure(
     if busy:
         figures["GPU busy %"] = sum(busy) / len(busy)
     if torch.cuda.is_available():
+        length = figures["prompt"] + figures["turns"] * (figures["sampled/turn"] + figures["read/turn"])
+        flops = count_flops(trainer.learner.model, int(figures["chains"] * length), length)
+        figures["MFU of the update"] = flops / figures["update s"] / PEAK_FLOPS
         figures["peak GiB of the learner's process"] = torch.cuda.max_memory_allocated() / 2**30
     return figures
 

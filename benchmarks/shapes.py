@@ -1,10 +1,13 @@
-"""Published model shapes as configurations, and models of random weights built on the device."""
+"""Published model shapes, models of random weights built on the device, and the FLOPs of an update."""
 
 import copy
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
+
+PEAK_FLOPS = 989e12
+"""Dense bfloat16 FLOP/s of an H100 or H200 (SXM)."""
 
 
 def _qwen(width: int, inner: int, layers: int, heads: tuple[int, int], *, vocab: int = 151936, tied: bool) -> Any:
@@ -49,3 +52,20 @@ def build_model(shape: str, device: str, dtype: torch.dtype, *, vocab: int = 0) 
     torch.manual_seed(0)
     with torch.device(device):
         return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+
+
+def count_flops(model: Any, tokens: int, length: float) -> float:
+    """FLOPs of forward and backward pass, without what is recomputed.
+
+    Per token 6 per trained weight (2 forward, 4 backward) and 4 per frozen one; an embedding that is also the head
+    counts once, one that is not does not. For causal attention 12 · layers · heads · head width per token and key, half
+    of which are masked.
+    """
+    config = model.config
+    embedding = None if config.tie_word_embeddings else model.get_input_embeddings().weight
+    weights = sum(
+        (6.0 if each.requires_grad else 4.0) * each.numel() for each in model.parameters() if each is not embedding
+    )
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    attention = 12 * config.num_hidden_layers * config.num_attention_heads * width * length / 2
+    return tokens * (weights + attention)

@@ -35,11 +35,9 @@ from agentfly.training.lora import add_lora
 from agentfly.training.memory import MemoryPlan, ModelSize, device_memory, plan_memory
 from agentfly.training.sharded_learner import ShardedLearner
 from agentfly.training.sharding import Ranks
-from benchmarks.shapes import SHAPES, build_model
+from benchmarks.shapes import PEAK_FLOPS, SHAPES, build_model, count_flops
 from benchmarks.table import print_table
 
-PEAK_FLOPS = 989e12
-"""Dense bfloat16 FLOP/s of an H100 or H200 (SXM)."""
 GIB = 2**30
 
 
@@ -89,23 +87,6 @@ def build_samples(vocabulary: int, chains: int, length: int) -> list[Sample]:
         advantages = np.where(mask, draw.normal(), 0.0).astype(np.float32)
         samples.append(Sample(segment, advantages, name=f"{number}/0#0"))
     return samples
-
-
-def count_flops(model: Any, tokens: int, length: int) -> float:
-    """FLOPs of forward and backward pass, without what is recomputed.
-
-    Per token 6 per trained weight (2 forward, 4 backward) and 4 per frozen one; an embedding that is also the head
-    counts once, one that is not does not. For causal attention 12 · layers · heads · head width per token and key, half
-    of which are masked.
-    """
-    config = model.config
-    embedding = None if config.tie_word_embeddings else model.get_input_embeddings().weight
-    weights = sum(
-        (6.0 if each.requires_grad else 4.0) * each.numel() for each in model.parameters() if each is not embedding
-    )
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    attention = 12 * config.num_hidden_layers * config.num_attention_heads * width * length / 2
-    return tokens * (weights + attention)
 
 
 @contextmanager
