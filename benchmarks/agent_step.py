@@ -161,6 +161,7 @@ def measure(
         started = time.perf_counter()
         trainer = Trainer(plan, folder / "run")
         start_seconds = time.perf_counter() - started
+        print(f"started after {start_seconds:.0f} s. {trainer.memory}", flush=True)
         busy = asyncio.run(run_steps(trainer, warmup, steps, profile))
         records = RunDirectory(folder / "run").records()[-steps:]
     rows = [step_figures(record) for record in records]

@@ -120,6 +120,14 @@ def test_softcapped_head_in_bfloat16_is_plain() -> None:
     assert Policy(model).has_plain_head
 
 
+def test_head_is_tried_without_compiling_a_model_in_host_memory_that_will_compute_on_a_gpu() -> None:
+    from torch._dynamo.utils import counters
+
+    counters.clear()
+    assert Policy(model_of(seed=0), torch.device("cuda")).has_plain_head
+    assert not counters["frames"]
+
+
 def test_custom_logits_are_scored() -> None:
     model = model_of()
     model.lm_head.register_forward_hook(lambda _, __, out: out * 0.3 + 0.1 * out.sin())

@@ -257,8 +257,10 @@ def _has_plain_head(backbone: Backbone) -> bool:
     probe = [SegmentArrays.from_tokens(np.arange(1, 10), prompt=1)]
     name = type(backbone.model).__name__
     try:
-        expected: Tensor = backbone.logits(probe)
-        logits = Head.from_model(backbone.model).logits(backbone.hidden_states(probe))
+        # Not compiled: weights that are sharded later are still in host memory, and torch would build C++ kernels.
+        with torch.compiler.set_stance("force_eager"):
+            expected: Tensor = backbone.logits(probe)
+            logits = Head.from_model(backbone.model).logits(backbone.hidden_states(probe))
     except (AttributeError, IndexError, RuntimeError, TypeError) as error:
         _LOG.warning("the logits of %s are kept whole: its head cannot be run alone (%s)", name, describe(error))
         return False

@@ -1,7 +1,7 @@
 r"""A household in text: find an object, clean, heat or cool it, and put it where it belongs.
 
     pip install 'agentfly-rl[train]'
-    agentfly sft alfworld --model smollm2-135m --template chatml --expert 750 --steps 40 --batch-size 16 \
+    agentfly sft alfworld --model smollm2-135m --template chatml --expert 750 --steps 46 --batch-size 16 \
         --learning-rate 1e-4 --out warm
     agentfly train alfworld model=warm
     agentfly train alfworld model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
@@ -33,5 +33,5 @@ config = pretrained_model_config(
     warmup_steps=10,
     loss={"aggregation": "sequence"},  # failing chains go on to the last turn, and have most of the tokens
     tasks_per_step=24,
-    steps=80,
+    steps=60,
 )

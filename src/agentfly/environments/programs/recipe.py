@@ -22,7 +22,9 @@ PROMPT = "Try the function with Python, then give it as the answer."
 
 
 def agent(**model: Any) -> HFAgent:
-    return HFAgent(**model, tools=[ProgramSynthesis.run_python], reward=unit_tests, system_prompt=PROMPT)
+    return HFAgent(
+        **model, tools=[ProgramSynthesis.run_python], reward=unit_tests, system_prompt=PROMPT, on_invalid_call="end"
+    )
 
 
 tasks = ProgramSynthesis.draw_tasks("train", 2000, kinds=["lists"])
