@@ -95,7 +95,7 @@ ENVS = {
         learning=("steps=75", "optimizer.schedule=linear", "optimizer.warmup_steps=3"), agent=square_reward, memory=13,
     ),
     "alfworld": Env(
-        "alfworld", draw_by("ALFWorld"), trained=2400, held_out=240, changes=(LONG,), warm_steps=40, memory=19,
+        "alfworld", draw_by("ALFWorld"), trained=2400, held_out=240, changes=(LONG,), warm_steps=46, memory=19,
     ),
 }  # fmt: skip
 """Environments by name."""

@@ -1,14 +1,14 @@
 r"""ScienceWorld: elementary science, such as finding the animal with the longest life span.
 
     pip install 'agentfly-rl[train,scienceworld]'
-    agentfly sft scienceworld --model new --expert 558 --steps 300 --batch-size 16 \
+    agentfly sft scienceworld --model new --expert 522 --steps 300 --batch-size 16 \
         --learning-rate 1e-3 --out warm
     agentfly train scienceworld model=warm
     agentfly eval scienceworld --model warm --greedy --by task_name
     agentfly train scienceworld model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
 
-Needs Java too. These are three of the thirty tasks, with 62 variations each to train on, three times with different
-demonstrations. Held out are all 188 variations of the official splits validation and test.
+Needs Java too. These are three of the thirty tasks, with 58 variations each to train on, three times with different
+demonstrations. Held out are all 188 variations of the official splits validation and test, and 12 of train.
 
 The simulator's own solutions presuppose the room in which a task starts and the animals that are there, which the model
 has not seen. The expert of this recipe has seen no more than the model: it teleports, and names animals in random
@@ -54,12 +54,14 @@ def agent(**model: Any) -> HFAgent:
     return HFAgent(**model, tools=[RandomSearch.scienceworld_step], reward=solved)
 
 
+variations = ScienceWorld.draw_tasks("train", 186, tasks=LIFESPAN)
 tasks = [
     {**row, "id": f"{row['id']} {order}"}  # the expert's order depends on the id
     for order in range(3)
-    for row in ScienceWorld.draw_tasks("train", 186, tasks=LIFESPAN)
+    for row in variations[:174]
 ]
 eval_tasks = [
+    *variations[174:],
     *ScienceWorld.draw_tasks("validation", 93, tasks=LIFESPAN),
     *ScienceWorld.draw_tasks("test", 95, tasks=LIFESPAN),
 ]
@@ -70,6 +72,7 @@ config = small_model_config(
     learning_rate=2e-4,
     warmup_steps=2,
     run_options={"max_concurrent_chains": 64},  # four Java processes
-    steps=15,
-    evaluation={},  # before and after training: 376 chains each
+    tasks_per_step=32,
+    steps=30,
+    evaluation={},  # before and after training: 400 chains each
 )
