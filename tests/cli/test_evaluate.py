@@ -1,6 +1,8 @@
 """`agentfly eval`, run as a command."""
 
 import json
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -132,7 +134,8 @@ def test_bad_arguments_are_rejected(recipe: Path, tmp_path: Path) -> None:
     assert invoke(ready).exit_code == invoke(narrow).exit_code == 0
 
 
-def test_killed_evaluation_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_stopped_evaluation_resumes(number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, out = tmp_path / "slow.py", tmp_path / "out"
     path.write_text(RECIPE)
     arguments = ["eval", str(path), "-n", "32", "--json", "--max-concurrent", "2"]
@@ -144,10 +147,13 @@ def test_killed_evaluation_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         while not chains.exists() or chains.read_bytes().count(b"\n") < 20:
             assert killed.is_alive(), files[2].read_text()
             time.sleep(0.01)
-        killed.kill()
-        killed.join()
+        os.kill(killed.pid or 0, number)
+        killed.join(60)
+        assert killed.exitcode == (130 if number == signal.SIGINT else -number)
     monkeypatch.delenv("PAUSE")
-    assert chains.read_bytes().count(b"\n") < 129
+    assert (done := chains.read_bytes().count(b"\n") - 1) < 128
+    stopped = f"stopped after {done} of 128 chains of 4 tasks; they are in {chains}, and the same command resumes\n"
+    assert files[2].read_text().endswith(stopped) == (number == signal.SIGINT)
     whole, again = (run_command(*each) for each in (arguments, [*arguments, "--out", out]))
     assert (again.returncode, again.stdout) == (0, whole.stdout)
     assert "chains: 128 of 128" in again.stderr

@@ -1,7 +1,10 @@
 """`agentfly sft`, run as a command."""
 
 import json
+import os
 import random
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from agentfly.cli.app import app
 from agentfly.errors import AgentFlyError, ConfigError
 from agentfly.models.lookup import draw
 from agentfly.tools import calculate
+from tests.commands import fork, run_main
 
 torch = pytest.importorskip("torch", reason="a model learns with torch")
 torch.set_num_threads(1)
@@ -114,6 +118,22 @@ def test_intermediate_models_are_written(recipe: Path, tmp_path: Path) -> None:
     (tmp_path / "warm").rename(tmp_path / "other")
     with pytest.raises(ConfigError, match="warm-2 is there already"):
         invoke(recipe, *flags, "--out", tmp_path / "warm")
+
+
+def test_interrupted_sft_names_the_last_model_that_was_written(recipe: Path, tmp_path: Path) -> None:
+    flags = ["--expert", "6", "--steps", "10000", "--save-every", "2", "--out", "warm"]
+    files = [tmp_path / name for name in ("stdin", "stdout", "stderr")]
+    files[0].touch()
+    with fork(run_main, ["sft", str(recipe), *flags], files, tmp_path) as process:
+        while not (tmp_path / "warm-4").exists():
+            assert process.is_alive(), files[2].read_text()
+            time.sleep(0.01)
+        os.kill(process.pid or 0, signal.SIGINT)
+        process.join(60)
+        assert process.exitcode == 130
+    last = max(int(path.name.partition("-")[2]) for path in tmp_path.glob("warm-*"))
+    assert files[1].read_text().endswith(f"stopped; the model of step {last} of 10000 is in warm-{last}\n")
+    assert files[2].read_text() == ""
 
 
 def test_sft_on_file(recipe: Path, tmp_path: Path) -> None:

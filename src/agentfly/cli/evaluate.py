@@ -42,7 +42,16 @@ def run_evaluation(run: AgentRun, asked: EvalOptions, *, as_json: bool = False) 
     log, summary = _output_paths(asked.out)
     if log is not None and log.exists():
         print_text(progress, f"resuming {log}")
-    found = asyncio.run(_evaluate(run, asked, log, progress))
+    chains = len(run.tasks) * (run.options.get("num_chains", 1) + asked.greedy)
+    steps = ProgressSteps(progress, "chains", chains)
+    try:
+        found = asyncio.run(_evaluate(run, asked, log, steps))
+    except KeyboardInterrupt:
+        kept = "nothing is kept: --out FOLDER stores finished chains"
+        if log is not None:
+            kept = f"they are in {log}, and the same command resumes"
+        print_text(progress, f"stopped after {steps.done} of {chains} chains of {len(run.tasks)} tasks; {kept}")
+        raise SystemExit(130) from None
     if as_json:
         sys.stdout.write(json.dumps(found.to_json(), ensure_ascii=False) + "\n")
     else:
@@ -65,12 +74,12 @@ def validate_flags(asked: EvalOptions, sampling: Mapping[str, Any], options: Map
     _output_paths(asked.out)
 
 
-async def _evaluate(run: AgentRun, asked: EvalOptions, log: Path | None, console: Console) -> Evaluation:
+async def _evaluate(run: AgentRun, asked: EvalOptions, log: Path | None, steps: ProgressSteps) -> Evaluation:
     options = dict(run.options)
     chains = options.pop("num_chains", 1)
     rewards: list[float] = []
     try:
-        with ProgressSteps(console, "chains", len(run.tasks) * (chains + asked.greedy)) as steps:
+        with steps:
 
             def watch(result: Any) -> None:
                 if not result.greedy:  # as in the table

@@ -77,6 +77,21 @@ class SftConfig:
         return {step: self.out.with_name(f"{self.out.name}-{step}") for step in steps}
 
 
+@contextmanager
+def report_interrupt(config: SftConfig) -> Iterator[None]:
+    """Print which model was written last when the block is interrupted, and exit with 130."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        models = {**config.checkpoints, config.steps: config.out}
+        kept = "no model was written: --save-every N writes one every N steps"
+        for step, folder in models.items():
+            if (folder / "config.json").exists():
+                kept = f"the model of step {step} of {config.steps} is in {folder}"
+        print_text(Console(), f"stopped; {kept}")
+        raise SystemExit(130) from None
+
+
 NEW = "new"
 """The name of an untrained model that is built for this run."""
 _TOKENIZER_DEMOS = 200
