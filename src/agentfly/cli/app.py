@@ -103,7 +103,7 @@ app = typer.Typer(
 )
 
 # Options that several commands have.
-Row = Annotated[str | None, typer.Option(help="Tasks of the file: 3, 0:10, or an id.")]
+Row = Annotated[str | None, typer.Option(help="Tasks of the file or recipe: 0:10 (the first ten), 3, or an id.")]
 TemplateName = Annotated[str | None, typer.Option(help="Chat template by name; default: the tokenizer's own.")]
 BaseUrl = Annotated[str | None, typer.Option(help="URL of the server, for --backend client.")]
 MaxTurns = Annotated[int | None, typer.Option(help="Maximum number of turns in a chain.")]

@@ -39,6 +39,8 @@ class EvalOptions:
 def run_evaluation(run: AgentRun, asked: EvalOptions, *, as_json: bool = False) -> Evaluation:
     """Evaluate with progress on standard error, and print the results."""
     progress = Console(stderr=True)
+    model = run.agent.model_name_or_path
+    print_text(progress if as_json else Console(), f"evaluating {model} on {len(run.tasks)} tasks")
     log, summary = _output_paths(asked.out)
     if log is not None and log.exists():
         print_text(progress, f"resuming {log}")
@@ -52,14 +54,15 @@ def run_evaluation(run: AgentRun, asked: EvalOptions, *, as_json: bool = False) 
             kept = f"they are in {log}, and the same command resumes"
         print_text(progress, f"stopped after {steps.done} of {chains} chains of {len(run.tasks)} tasks; {kept}")
         raise SystemExit(130) from None
+    figures = {"model": model, **found.to_json()}
     if as_json:
-        sys.stdout.write(json.dumps(found.to_json(), ensure_ascii=False) + "\n")
+        sys.stdout.write(json.dumps(figures, ensure_ascii=False) + "\n")
     else:
         Console().print(found)
         for failure, count in list(found.failures.items())[:5]:
             print_text(Console(), f"{count} × {failure}", "red")
     if summary is not None:
-        text = json.dumps(found.to_json(), indent=1, ensure_ascii=False)
+        text = json.dumps(figures, indent=1, ensure_ascii=False)
         write_atomic(summary, text.encode("utf-8", "backslashreplace"))
     return found
 
