@@ -159,6 +159,12 @@ def _report_run(config: TrainConfig, folder: Path, memory: str) -> Iterator[None
     console.print(Columns(map(Text, fields), padding=(0, 3), column_first=True))
     print_text(console, f"all fields: {folder / 'config.json'}")
     print_text(console, memory)
+    if (warmup := config.optimizer.warmup_steps) > config.steps:
+        reached = f"the learning rate reaches {config.steps / warmup:.0%} of its peak"
+        print_text(console, f"steps={config.steps} end within optimizer.warmup_steps={warmup} of the recipe: {reached}")
+    if (warmup := config.optimizer.critic_warmup_steps) >= config.steps:
+        text = f"steps={config.steps} end within optimizer.critic_warmup_steps={warmup} of the recipe"
+        print_text(console, f"{text}: the policy is not updated")
     try:
         yield
     except KeyboardInterrupt:
