@@ -172,7 +172,11 @@ def test_bad_arguments_are_rejected(recipe: Path, tmp_path: Path) -> None:
         ([recipe, "--expert", 2, "--out", full], "is there already; give a folder that is not, or is empty"),
         (
             [recipe, "--expert", 2, "--train-tower", "--out", tmp_path / "x"],
-            "has no vision tower to train",
+            r"--train-tower with the model '.*small.*': it has no vision tower; leave --train-tower out",
+        ),
+        (
+            [recipe, "--expert", 2, "--train-tower", "--model", "new", "--out", tmp_path / "x"],
+            "--train-tower with --model new: a new model has no vision tower",
         ),
         (
             [recipe, "--expert", 2, "--validation-fraction", 1, "--out", tmp_path / "x"],

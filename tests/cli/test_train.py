@@ -71,6 +71,7 @@ def test_run_directories_are_numbered_and_printed() -> None:
         ([RECIPE, "backend=vlm"], "vllm"),
         ([RECIPE, "backend=vlm", "model=./nowhere"], "there is no backend 'vlm'"),  # before the model is loaded
         ([RECIPE, "model=./nowhere"], "there is no folder './nowhere' with a model"),
+        ([RECIPE, "vision.train_tower=true"], "vision.train_tower=true, but "),
         ([RECIPE, "model=./run"], "a model of this run is in run/checkpoints/step-000020/model"),
     ],
 )
