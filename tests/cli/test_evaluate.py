@@ -155,7 +155,8 @@ def test_stopped_evaluation_resumes(number: signal.Signals, tmp_path: Path, monk
         killed.join(60)
         assert killed.exitcode == (130 if number == signal.SIGINT else -number)
     monkeypatch.delenv("PAUSE")
-    assert (done := chains.read_bytes().count(b"\n") - 1) < 128
+    done = chains.read_bytes().count(b"\n") - 1
+    assert done < 128
     stopped = f"stopped after {done} of 128 chains of 4 tasks; they are in {chains}, and the same command resumes\n"
     assert files[2].read_text().endswith(stopped) == (number == signal.SIGINT)
     whole, again = (run_command(*each) for each in (arguments, [*arguments, "--out", out]))

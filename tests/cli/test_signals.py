@@ -1,5 +1,4 @@
-"""Signals during a command: environments are closed, and one line says what is kept. The exit status is 143 after SIGTERM,
-130 after SIGINT."""
+"""Signals during a command: environments are closed, a line says what is kept, and the exit status is 128 + number."""
 
 from __future__ import annotations
 

@@ -87,11 +87,12 @@ def test_bad_arguments_are_rejected(words: list[object], said: str) -> None:
 def test_recipe_with_a_longer_warmup_runs_as_the_start_of_a_longer_run() -> None:
     recipe = Path("recipe.py")
     recipe.write_text(RECIPE.read_text() + "\nconfig = config.override({'steps': 50, 'optimizer.warmup_steps': 10})\n")
-    assert "optimizer.warmup_steps=9 leaves none of steps=1" in invoke_error(recipe, "steps=1", "optimizer.warmup_steps=9")
+    typed = invoke_error(recipe, "steps=1", "optimizer.warmup_steps=9")
+    assert "optimizer.warmup_steps=9 leaves none of steps=1" in typed
     for words in ([recipe, "steps=1", "evaluation.every=null", "--run", "run"], ["--resume", "run", "steps=2"]):
         result = CliRunner().invoke(app, ["train", *map(str, words)])
         assert result.exception is None
-    assert "steps=2 end within optimizer.warmup_steps=10 of the recipe: the learning rate reaches 20% of" in result.output
+    assert "steps=2 end within optimizer.warmup_steps=10 of the recipe: the learning rate reaches 20%" in result.output
     run = RunDirectory("run")
     assert run.config["optimizer"]["warmup_steps"] == 10
     rates = [record.metrics["policy/learning_rate"] for record in run.records()[1:]]
