@@ -92,7 +92,7 @@ def test_recipe_with_a_longer_warmup_runs_as_the_start_of_a_longer_run() -> None
     for words in ([recipe, "steps=1", "evaluation.every=null", "--run", "run"], ["--resume", "run", "steps=2"]):
         result = CliRunner().invoke(app, ["train", *map(str, words)])
         assert result.exception is None
-    assert "steps=2 end within optimizer.warmup_steps=10 of the recipe: the learning rate reaches 20%" in result.output
+    assert "warmup_steps=10 of the recipe is longer than steps=2: the learning rate reaches 20%" in result.output
     run = RunDirectory("run")
     assert run.config["optimizer"]["warmup_steps"] == 10
     rates = [record.metrics["policy/learning_rate"] for record in run.records()[1:]]

@@ -51,7 +51,7 @@ def run_evaluation(run: AgentRun, asked: EvalOptions, *, as_json: bool = False) 
     except KeyboardInterrupt:
         kept = "nothing is kept: --out FOLDER stores finished chains"
         if log is not None:
-            kept = f"they are in {log}, and the same command resumes"
+            kept = f"finished chains are in {log}, and the same command resumes"
         print_text(progress, f"stopped after {steps.done} of {chains} chains of {len(run.tasks)} tasks; {kept}")
         raise SystemExit(130) from None
     figures = {"model": model, **found.to_json()}
