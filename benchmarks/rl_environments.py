@@ -130,7 +130,7 @@ class RecipeStudy:
         fields = {**SHARED, "model": str(model), "backend": {"backend": "transformers", "kv_memory": 3 << 30}}
         fields |= parse_overrides([*self.env.changes, *changes])
         if self.quick:
-            fields |= {"tasks_per_step": 2, "num_chains": 2, "steps": 1, "optimizer.warmup_steps": 0}
+            fields |= {"tasks_per_step": 2, "num_chains": 2, "steps": 1}
         return self.recipe.override(fields)
 
     async def evaluate(self, agent: Any, tasks: Any = None, *, greedy: bool = True) -> dict[str, Any]:

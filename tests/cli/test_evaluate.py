@@ -1,6 +1,8 @@
 """`agentfly eval`, run as a command."""
 
 import json
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,7 @@ def invoke(*words: object) -> Any:
 def test_recipe_eval_tasks(recipe: Path, tmp_path: Path) -> None:
     shown = invoke(recipe, "-n", 2, "--greedy", "--by", "level", "--out", tmp_path / "out")
     assert shown.exit_code == 0
+    assert shown.stdout.startswith("evaluating bytes on 4 tasks\n")
     for word in ("pass@2", "greedy", "level", "95% interval", "4 tasks, 12 chains (4 of them greedy)"):
         assert word in shown.stdout
     assert "chains: 12 of 12, reward " in shown.stderr
@@ -78,6 +81,7 @@ def test_data_file_replaces_recipe_tasks(recipe: Path, tmp_path: Path) -> None:
     data.write_text("".join(json.dumps({"question": f"{i}?", "answer": "4"}) + "\n" for i in range(5)))
     figures = json.loads(invoke(recipe, "--data", data, "--row", "1:4", "--json").stdout)
     assert figures["tasks"] == 3
+    assert json.loads(invoke(recipe, "--row", "0:2", "--json").stdout)["tasks"] == 2  # of the recipe's own
 
 
 NOWHERE = RECIPE.replace('"template": "chatml", "backend": "scripted", "backend_config": {"script": script}, ', "")
@@ -88,8 +92,10 @@ def test_model_behind_an_api(openai_server: OpenAIServer, tmp_path: Path, monkey
     openai_server.answers("/chat/completions", says(chat({"content": "4"})))
     (tmp_path / "api.py").write_text(NOWHERE)
     server = ["--backend", "client", "--base-url", openai_server.url]
-    figures = json.loads(invoke(tmp_path / "api.py", *server, "--model", "big-one", "--json").stdout)
-    assert figures["reward"][0] == 1.0
+    shown = invoke(tmp_path / "api.py", *server, "--model", "big-one", "--json")
+    figures = json.loads(shown.stdout)
+    assert (figures["model"], figures["reward"][0]) == ("big-one", 1.0)
+    assert shown.stderr.startswith("evaluating big-one on 4 tasks\n")
     assert {body["model"] for body in openai_server.bodies("/chat/completions")} == {"big-one"}
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(
@@ -132,7 +138,8 @@ def test_bad_arguments_are_rejected(recipe: Path, tmp_path: Path) -> None:
     assert invoke(ready).exit_code == invoke(narrow).exit_code == 0
 
 
-def test_killed_evaluation_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_stopped_evaluation_resumes(number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, out = tmp_path / "slow.py", tmp_path / "out"
     path.write_text(RECIPE)
     arguments = ["eval", str(path), "-n", "32", "--json", "--max-concurrent", "2"]
@@ -144,10 +151,14 @@ def test_killed_evaluation_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         while not chains.exists() or chains.read_bytes().count(b"\n") < 20:
             assert killed.is_alive(), files[2].read_text()
             time.sleep(0.01)
-        killed.kill()
-        killed.join()
+        os.kill(killed.pid or 0, number)
+        killed.join(60)
+        assert killed.exitcode == (130 if number == signal.SIGINT else -number)
     monkeypatch.delenv("PAUSE")
-    assert chains.read_bytes().count(b"\n") < 129
+    done = chains.read_bytes().count(b"\n") - 1
+    assert done < 128
+    stopped = f"stopped after {done} of 128 chains of 4 tasks; finished chains are in {chains}, and the same command"
+    assert (stopped in files[2].read_text()) == (number == signal.SIGINT)
     whole, again = (run_command(*each) for each in (arguments, [*arguments, "--out", out]))
     assert (again.returncode, again.stdout) == (0, whole.stdout)
     assert "chains: 128 of 128" in again.stderr

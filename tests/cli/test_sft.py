@@ -1,7 +1,10 @@
 """`agentfly sft`, run as a command."""
 
 import json
+import os
 import random
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from agentfly.cli.app import app
 from agentfly.errors import AgentFlyError, ConfigError
 from agentfly.models.lookup import draw
 from agentfly.tools import calculate
+from tests.commands import fork, run_main
 
 torch = pytest.importorskip("torch", reason="a model learns with torch")
 torch.set_num_threads(1)
@@ -116,6 +120,22 @@ def test_intermediate_models_are_written(recipe: Path, tmp_path: Path) -> None:
         invoke(recipe, *flags, "--out", tmp_path / "warm")
 
 
+def test_interrupted_sft_names_the_last_model_that_was_written(recipe: Path, tmp_path: Path) -> None:
+    flags = ["--expert", "6", "--steps", "10000", "--save-every", "2", "--out", "warm"]
+    files = [tmp_path / name for name in ("stdin", "stdout", "stderr")]
+    files[0].touch()
+    with fork(run_main, ["sft", str(recipe), *flags], files, tmp_path) as process:
+        while not (tmp_path / "warm-4").exists():
+            assert process.is_alive(), files[2].read_text()
+            time.sleep(0.01)
+        os.kill(process.pid or 0, signal.SIGINT)
+        process.join(60)
+        assert process.exitcode == 130
+    last = max(int(path.name.partition("-")[2]) for path in tmp_path.glob("warm-*"))
+    assert files[1].read_text().endswith(f"stopped; the model of step {last} of 10000 is in warm-{last}\n")
+    assert files[2].read_text() == ""
+
+
 def test_sft_on_file(recipe: Path, tmp_path: Path) -> None:
     row, demos = draw(random.Random(1)), tmp_path / "demos.jsonl"
     call = {"id": "a", "function": {"name": "lookup", "arguments": {"who": row["who"], "what": row["relation"]}}}
@@ -152,7 +172,11 @@ def test_bad_arguments_are_rejected(recipe: Path, tmp_path: Path) -> None:
         ([recipe, "--expert", 2, "--out", full], "is there already; give a folder that is not, or is empty"),
         (
             [recipe, "--expert", 2, "--train-tower", "--out", tmp_path / "x"],
-            "has no vision tower to train",
+            r"--train-tower with the model '.*small.*': it has no vision tower; leave --train-tower out",
+        ),
+        (
+            [recipe, "--expert", 2, "--train-tower", "--model", "new", "--out", tmp_path / "x"],
+            "--train-tower with --model new: a new model has no vision tower",
         ),
         (
             [recipe, "--expert", 2, "--validation-fraction", 1, "--out", tmp_path / "x"],

@@ -1,4 +1,4 @@
-"""SIGTERM during a command: environments are closed, and the exit status is 143, as with Ctrl-C."""
+"""Signals during a command: environments are closed, a line says what is kept, and the exit status is 128 + number."""
 
 from __future__ import annotations
 
@@ -93,6 +93,23 @@ def test_sigterm_closes_environments(words: list[str], typed: str) -> None:
 
 def test_sigterm_closes_environments_where_sigint_is_ignored() -> None:
     assert end_by(signal.SIGTERM, ["run", "recipe.py"], target=run_without_sigint) == 143
+    assert Path("closed").read_text() == "x"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "recipe.py"], "agentfly run: stopped\n"),
+        (["eval", "recipe.py"], "stopped after 0 of 1 chains of 1 tasks; nothing is kept: --out FOLDER stores"),
+        (["sft", "recipe.py", "--out", "model", "--expert", "1"], "stopped; no model was written"),
+    ],
+    ids=["run", "eval", "sft"],
+)
+def test_sigint_says_what_is_kept(words: list[str], said: str) -> None:
+    assert end_by(signal.SIGINT, words) == 130
+    printed = Path("stdout").read_text() + Path("stderr").read_text()
+    assert said in printed
+    assert "Traceback" not in printed
     assert Path("closed").read_text() == "x"
 
 

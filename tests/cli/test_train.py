@@ -71,6 +71,7 @@ def test_run_directories_are_numbered_and_printed() -> None:
         ([RECIPE, "backend=vlm"], "vllm"),
         ([RECIPE, "backend=vlm", "model=./nowhere"], "there is no backend 'vlm'"),  # before the model is loaded
         ([RECIPE, "model=./nowhere"], "there is no folder './nowhere' with a model"),
+        ([RECIPE, "vision.train_tower=true"], "vision.train_tower=true, but "),
         ([RECIPE, "model=./run"], "a model of this run is in run/checkpoints/step-000020/model"),
     ],
 )
@@ -81,6 +82,21 @@ def test_bad_arguments_are_rejected(words: list[object], said: str) -> None:
         (model / "config.json").write_text("{}")
     assert said in invoke_error(*words)
     assert not list(Path("runs").glob("*"))
+
+
+def test_recipe_with_a_longer_warmup_runs_as_the_start_of_a_longer_run() -> None:
+    recipe = Path("recipe.py")
+    recipe.write_text(RECIPE.read_text() + "\nconfig = config.override({'steps': 50, 'optimizer.warmup_steps': 10})\n")
+    typed = invoke_error(recipe, "steps=1", "optimizer.warmup_steps=9")
+    assert "optimizer.warmup_steps=9 leaves none of steps=1" in typed
+    for words in ([recipe, "steps=1", "evaluation.every=null", "--run", "run"], ["--resume", "run", "steps=2"]):
+        result = CliRunner().invoke(app, ["train", *map(str, words)])
+        assert result.exception is None
+    assert "warmup_steps=10 of the recipe is longer than steps=2: the learning rate reaches 20%" in result.output
+    run = RunDirectory("run")
+    assert run.config["optimizer"]["warmup_steps"] == 10
+    rates = [record.metrics["policy/learning_rate"] for record in run.records()[1:]]
+    assert rates == pytest.approx([0.1 * 2e-2, 0.2 * 2e-2])
 
 
 def test_misspelled_option_gets_the_close_ones() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import io
 import os
 import signal
@@ -11,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 import pytest
@@ -55,6 +57,29 @@ async def test_program_that_ends_is_a_fault_with_its_output(monkeypatch: pytest.
     with pytest.raises(EnvironmentFault, match=r"has ended; its last output: no display|the browser is gone"):
         await broken.start()
     assert broken.pid is None
+
+
+async def test_screenshot_waits_for_the_document_that_replaces_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A click may lead to another document after its command was answered; Chromium then refuses what is under way."""
+    page = Browser(160, 210)
+    done = {"result": {"result": {"value": 0}, "data": base64.b64encode(b"PNG").decode()}}
+    navigated, broken = ({"error": {"message": text}} for text in ("Inspected target navigated or closed", "broken"))
+    answers = iter([navigated, done, navigated, done, done, broken, done, broken, *([navigated] * 1000)])
+    sent = list[str]()
+
+    def answer(number: int, method: str, arguments: Any, session: str) -> None:
+        sent.append(method)
+        page._handle({"id": number, **next(answers)})
+
+    monkeypatch.setattr(page, "_write", answer)
+    assert await page.screenshot() == b"PNG"
+    assert sent == ["Runtime.evaluate", *(["Runtime.evaluate", "Page.captureScreenshot"] * 2)]
+    for _ in range(2):
+        with pytest.raises(EnvironmentFault, match="the browser refused: broken"):
+            await page.screenshot()
+    monkeypatch.setattr(module, "ANSWER_SECONDS", 0.1)
+    with pytest.raises(EnvironmentFault, match=r"the page has not loaded in 0\.1 s"):
+        await page.screenshot()
 
 
 class TestRunning:

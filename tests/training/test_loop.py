@@ -370,6 +370,13 @@ def test_equal_question_with_other_columns_is_another_task(tmp_path: Path) -> No
     assert [task.columns["world"] for task in plan_recipe(Recipe(recipe), {}).eval_tasks] == [4, 5]
 
 
+def test_evaluation_takes_the_first_held_out_tasks() -> None:
+    plan = plan_recipe(Recipe(RECIPE), {"evaluation.tasks": 2})
+    assert list(plan.eval_tasks) == list(plan_recipe(Recipe(RECIPE), {}).eval_tasks)[:2]
+    with pytest.raises(ConfigError, match=r"evaluation\.tasks=9, but there are 8 eval_tasks; give fewer"):
+        plan_recipe(Recipe(RECIPE), {"evaluation.tasks": 9})
+
+
 def test_best_step_always_has_a_checkpoint(tmp_path: Path) -> None:
     directory = run(
         tmp_path / "run",
@@ -387,7 +394,11 @@ def test_best_step_always_has_a_checkpoint(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("change", "said"),
-    [("segment_reward=last", "every chain is one segment"), ("evaluation.chains=3", "there are no eval_tasks")],
+    [
+        ("segment_reward=last", "every chain is one segment"),
+        ("evaluation.chains=3", "there are no eval_tasks"),
+        ("evaluation.tasks=3", "there are no eval_tasks"),
+    ],
 )
 def test_settings_without_effect_for_agent_or_tasks_are_rejected(tmp_path: Path, change: str, said: str) -> None:
     recipe = tmp_path / "recipe.py"

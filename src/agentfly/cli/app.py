@@ -42,6 +42,14 @@ class _Commands(TyperGroup):
         assert plugin is not None
         return args[0], typer.main.get_command(plugin.load()), args[1:]
 
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command. One that Ctrl-C stops before it can report what is kept gets a line of its own."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            _print_error(f"agentfly {ctx.invoked_subcommand}: stopped")
+            raise
+
 
 def _list_names() -> list[str]:
     return list(dict.fromkeys(each.name for each in plugins.list_plugins(plugins.COMMANDS)))
@@ -95,7 +103,7 @@ app = typer.Typer(
 )
 
 # Options that several commands have.
-Row = Annotated[str | None, typer.Option(help="Tasks of the file: 3, 0:10, or an id.")]
+Row = Annotated[str | None, typer.Option(help="Tasks of the file or recipe: 0:10 (the first ten), 3, or an id.")]
 TemplateName = Annotated[str | None, typer.Option(help="Chat template by name; default: the tokenizer's own.")]
 BaseUrl = Annotated[str | None, typer.Option(help="URL of the server, for --backend client.")]
 MaxTurns = Annotated[int | None, typer.Option(help="Maximum number of turns in a chain.")]
@@ -313,7 +321,7 @@ def sft(
     import agentfly.cli.run as running
 
     running.require_torch("sft")
-    from agentfly.cli.sft import NEW, SftConfig, new_model, run_sft
+    from agentfly.cli.sft import NEW, SftConfig, new_model, report_interrupt, run_sft
 
     config = SftConfig(
         out,
@@ -329,7 +337,7 @@ def sft(
         save_every=save_every,
         seed=seed,
     )
-    with new_model(source, data, config) if model == NEW else nullcontext(model) as name:
+    with report_interrupt(config), new_model(source, data, config) if model == NEW else nullcontext(model) as name:
         chosen = running.load_recipe(
             source, running.drop_unset(model_name_or_path=name, template=template), without_model=True
         )

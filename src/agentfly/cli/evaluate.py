@@ -39,18 +39,30 @@ class EvalOptions:
 def run_evaluation(run: AgentRun, asked: EvalOptions, *, as_json: bool = False) -> Evaluation:
     """Evaluate with progress on standard error, and print the results."""
     progress = Console(stderr=True)
+    model = run.agent.model_name_or_path
+    print_text(progress if as_json else Console(), f"evaluating {model} on {len(run.tasks)} tasks")
     log, summary = _output_paths(asked.out)
     if log is not None and log.exists():
         print_text(progress, f"resuming {log}")
-    found = asyncio.run(_evaluate(run, asked, log, progress))
+    chains = len(run.tasks) * (run.options.get("num_chains", 1) + asked.greedy)
+    steps = ProgressSteps(progress, "chains", chains)
+    try:
+        found = asyncio.run(_evaluate(run, asked, log, steps))
+    except KeyboardInterrupt:
+        kept = "nothing is kept: --out FOLDER stores finished chains"
+        if log is not None:
+            kept = f"finished chains are in {log}, and the same command resumes"
+        print_text(progress, f"stopped after {steps.done} of {chains} chains of {len(run.tasks)} tasks; {kept}")
+        raise SystemExit(130) from None
+    figures = {"model": model, **found.to_json()}
     if as_json:
-        sys.stdout.write(json.dumps(found.to_json(), ensure_ascii=False) + "\n")
+        sys.stdout.write(json.dumps(figures, ensure_ascii=False) + "\n")
     else:
         Console().print(found)
         for failure, count in list(found.failures.items())[:5]:
             print_text(Console(), f"{count} × {failure}", "red")
     if summary is not None:
-        text = json.dumps(found.to_json(), indent=1, ensure_ascii=False)
+        text = json.dumps(figures, indent=1, ensure_ascii=False)
         write_atomic(summary, text.encode("utf-8", "backslashreplace"))
     return found
 
@@ -65,12 +77,12 @@ def validate_flags(asked: EvalOptions, sampling: Mapping[str, Any], options: Map
     _output_paths(asked.out)
 
 
-async def _evaluate(run: AgentRun, asked: EvalOptions, log: Path | None, console: Console) -> Evaluation:
+async def _evaluate(run: AgentRun, asked: EvalOptions, log: Path | None, steps: ProgressSteps) -> Evaluation:
     options = dict(run.options)
     chains = options.pop("num_chains", 1)
     rewards: list[float] = []
     try:
-        with ProgressSteps(console, "chains", len(run.tasks) * (chains + asked.greedy)) as steps:
+        with steps:
 
             def watch(result: Any) -> None:
                 if not result.greedy:  # as in the table

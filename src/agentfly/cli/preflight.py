@@ -129,7 +129,7 @@ async def _sample_chain(plan: TrainPlan, report: Report) -> None:
     from agentfly.algorithms.base import SegmentArrays
     from agentfly.training.trainer import Trainer
 
-    config = plan.config.override({"evaluation.every": None, "evaluation.chains": 1, "loggers": ()})
+    config = plan.config.override({"evaluation": {}, "loggers": ()})
     try:
         with tempfile.TemporaryDirectory() as folder:
             async with Trainer(replace(plan, config=config, eval_tasks=()), Path(folder, "run")) as trainer:

@@ -77,6 +77,21 @@ class SftConfig:
         return {step: self.out.with_name(f"{self.out.name}-{step}") for step in steps}
 
 
+@contextmanager
+def report_interrupt(config: SftConfig) -> Iterator[None]:
+    """Print which model was written last when the block is interrupted, and exit with 130."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        models = {**config.checkpoints, config.steps: config.out}
+        kept = "no model was written: --save-every N writes one every N steps"
+        for step, folder in models.items():
+            if (folder / "config.json").exists():
+                kept = f"the model of step {step} of {config.steps} is in {folder}"
+        print_text(Console(), f"stopped; {kept}")
+        raise SystemExit(130) from None
+
+
 NEW = "new"
 """The name of an untrained model that is built for this run."""
 _TOKENIZER_DEMOS = 200
@@ -86,6 +101,8 @@ _TOKENIZER_DEMOS = 200
 @contextmanager
 def new_model(recipe: Recipe, data: Path | None, config: SftConfig) -> Iterator[str]:
     """Build an untrained tiny model with a tokenizer trained on the recipe's demonstrations, in a temporary folder."""
+    if config.train_tower:
+        raise ConfigError("--train-tower with --model new: a new model has no vision tower; leave --train-tower out")
     sample = replace(config, expert=min(config.expert, _TOKENIZER_DEMOS)) if config.expert else config
     with tempfile.TemporaryDirectory() as folder:
         # Reading demonstrations needs some tokenizer: the first model's has no vocabulary but bytes.
@@ -108,8 +125,8 @@ def run_sft(run: AgentRun, config: SftConfig, console: Console | None = None) ->
     console = console or Console()
     report = partial(print_text, console)
     if config.train_tower and demonstration_template(run.agent).image_processor is None:
-        missing = f"{run.agent.model_name_or_path} has no vision tower to train; leave it out"
-        raise ConfigError(f"--train-tower: {run.agent.no_vision_reason or missing}")
+        reason = run.agent.no_vision_reason or "it has no vision tower; leave --train-tower out"
+        raise ConfigError(f"--train-tower with the model {run.agent.model_name_or_path!r}: {reason}")
     chains = asyncio.run(_collect_demonstrations(run, config, report))
     chains = Random(config.seed).sample(chains, len(chains))
     held_out = min(round(config.validation_fraction * len(chains)), len(chains) - 1)

@@ -159,6 +159,12 @@ def _report_run(config: TrainConfig, folder: Path, memory: str) -> Iterator[None
     console.print(Columns(map(Text, fields), padding=(0, 3), column_first=True))
     print_text(console, f"all fields: {folder / 'config.json'}")
     print_text(console, memory)
+    if (warmup := config.optimizer.warmup_steps) > config.steps:
+        text = f"optimizer.warmup_steps={warmup} of the recipe is longer than steps={config.steps}"
+        print_text(console, f"{text}: the learning rate reaches {config.steps / warmup:.0%} of its peak")
+    if (warmup := config.optimizer.critic_warmup_steps) >= config.steps:
+        text = f"optimizer.critic_warmup_steps={warmup} of the recipe leaves none of steps={config.steps} to the policy"
+        print_text(console, f"{text}: it is not updated")
     try:
         yield
     except KeyboardInterrupt:

@@ -70,6 +70,9 @@ _LAUNCH = "import os, sys; os.dup2({0}, 3); os.dup2({1}, 4); os.execv(sys.argv[1
 """Chromium reads commands from descriptor 3 and writes answers to 4. A child cannot be given these numbers without
 running code between fork and exec, which is unsafe in a process with threads."""
 _TWO_FRAMES = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(0))))"
+_REFUSED = "the browser refused: "
+_NAVIGATED = f"{_REFUSED}Inspected target navigated or closed"
+"""The answer to a command whose document was replaced while it ran, such as after a click on a link."""
 _STYLE = "* { caret-color: transparent !important; transition: none !important; animation: none !important; }"
 _ADD_STYLE = f"""addEventListener("DOMContentLoaded", () =>
   document.head.append(Object.assign(document.createElement("style"), {{ textContent: "{_STYLE}" }})));"""
@@ -190,18 +193,21 @@ class Browser:
 
     async def screenshot(self, width: int | None = None, height: int | None = None) -> bytes:
         """The page as PNG: its upper left part of `width` × `height` pixels; None: as much as the window shows."""
-        # After two frames, what the last event changed has been painted; a new style may have begun to load images.
-        await self.evaluate(_TWO_FRAMES)
-        deadline = time.monotonic() + ANSWER_SECONDS
-        while self._loading:
-            if time.monotonic() > deadline:
-                raise EnvironmentFault(f"the page has not loaded in {ANSWER_SECONDS:g} s")
-            await asyncio.sleep(0.005)
-            await self.evaluate(_TWO_FRAMES)
         size = {"width": width or self._size["width"], "height": height or self._size["height"]}
         arguments = {"format": "png", "clip": {"x": 0, "y": 0, "scale": 1, **size}}
-        result = await self._send("Page.captureScreenshot", arguments)
-        return base64.b64decode(result["data"])
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while time.monotonic() < deadline:
+            try:
+                # After two frames, what the last event changed has been painted; a new style may have begun to load
+                # images.
+                await self.evaluate(_TWO_FRAMES)
+                if not self._loading:
+                    return base64.b64decode((await self._send("Page.captureScreenshot", arguments))["data"])
+            except EnvironmentFault as fault:
+                if str(fault) != _NAVIGATED:
+                    raise
+            await asyncio.sleep(0.005)
+        raise EnvironmentFault(f"the page has not loaded in {ANSWER_SECONDS:g} s")
 
     async def click(self, x: float, y: float) -> None:
         """Click with the left button at a point of the page, in pixels."""
@@ -299,7 +305,7 @@ class Browser:
     def _handle(self, message: dict[str, Any]) -> None:
         if "id" in message:
             if (future := self._pending.pop(message["id"], None)) is not None:
-                refused = f"the browser refused: {message['error'].get('message')}" if "error" in message else ""
+                refused = f"{_REFUSED}{message['error'].get('message')}" if "error" in message else ""
                 _resolve(future, EnvironmentFault(refused) if refused else message["result"])
             return
         session, event = message.get("sessionId", ""), message.get("params", {})

@@ -13,7 +13,8 @@ class ProgressSteps:
         self._console = console
         self._title = title
         self._total = total
-        self._done = 0
+        self.done = 0
+        """Steps counted so far."""
         self._bar: Progress | None = None
         if console.is_terminal and not console.is_dumb_terminal:
             columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
@@ -31,8 +32,8 @@ class ProgressSteps:
 
     def advance(self, note: str) -> None:
         """Count one more step; `note` is shown next to it."""
-        self._done += 1
+        self.done += 1
         if self._bar is not None:
-            self._bar.update(self._task, completed=self._done, note=note)
-        elif self._done * 10 // self._total > (self._done - 1) * 10 // self._total:
-            self._console.print(f"{self._title}: {self._done} of {self._total}, {note}", highlight=False, markup=False)
+            self._bar.update(self._task, completed=self.done, note=note)
+        elif self.done * 10 // self._total > (self.done - 1) * 10 // self._total:
+            self._console.print(f"{self._title}: {self.done} of {self._total}, {note}", highlight=False, markup=False)

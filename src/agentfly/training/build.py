@@ -35,8 +35,11 @@ def build_learner_and_agent(plan: TrainPlan) -> tuple[Learner, BaseAgent, Memory
     config = plan.config
     find_backend(config.backend_settings["backend"])  # raises where it is missing, before a model is built or loaded
     path = resolve(config.model)
-    # Compare lengths with the model's configuration, before its weights are loaded.
-    positions = max_positions(load_config(path).get_text_config())
+    # Compare fields with the model's configuration, before its weights are loaded.
+    model_config = load_config(path)
+    if config.vision.train_tower and not hasattr(model_config, "vision_config"):
+        raise ConfigError(f"vision.train_tower=true, but {config.model!r} has no vision tower; leave it out")
+    positions = max_positions(model_config.get_text_config())
     lengths = {
         "run_options.context_length": config.run_options.get("context_length"),
         "sampling.max_tokens": config.sampling.max_tokens,

@@ -189,14 +189,25 @@ class TrainConfig:
         return parse_settings(options.pop("max_turns"), options)
 
     def override(self, changes: Mapping[str, Any]) -> TrainConfig:
-        """A copy with some fields changed; a dotted name reaches into a field."""
+        """A copy with some fields changed; a dotted name reaches into a field.
+
+        Fewer `steps` than a warm-up are the first ones of a longer run. A changed warm-up must end within the run.
+        """
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         for name, value in changes.items():
             head, dot, inner = name.partition(".")
             if head not in values:
                 raise ConfigError(_unknown_field(head))
             values[head] = _override_inner(head, values[head], inner, value) if dot else value
-        return TrainConfig(**values)
+        config = TrainConfig(**values)
+        for name, missed in (("warmup_steps", "at the full rate"), ("critic_warmup_steps", "to the policy")):
+            warmup = getattr(config.optimizer, name)
+            if warmup >= config.steps and changes.keys() & {"optimizer", f"optimizer.{name}"}:
+                raise ConfigError(
+                    f"optimizer.{name}={warmup} leaves none of steps={config.steps} {missed}: raise steps, or lower "
+                    f"optimizer.{name} (0: none)"
+                )
+        return config
 
     def to_json(self) -> dict[str, Any]:
         """The effective configuration as JSON."""
@@ -217,13 +228,6 @@ class TrainConfig:
             )
         if self.num_chains < self.min_chains:
             raise ConfigError(f"{self.algorithm} compares the chains of a task: num_chains must be at least 2")
-        if (warmup := self.optimizer.warmup_steps) >= self.steps:
-            raise ConfigError(
-                f"optimizer.warmup_steps={warmup} leaves none of steps={self.steps} at the full rate: "
-                "raise steps, or lower optimizer.warmup_steps (0: none)"
-            )
-        if (warmup := self.optimizer.critic_warmup_steps) >= self.steps:
-            raise ConfigError(f"optimizer.critic_warmup_steps={warmup} leaves none of steps={self.steps} to the policy")
         loss = self.loss
         if not 1 < loss.correction_cap < math.inf:
             raise ConfigError(f"loss.correction_cap is a ratio above 1, not {loss.correction_cap}")

@@ -95,6 +95,8 @@ class EvaluationConfig:
     """Training steps between evaluations; None evaluates before the first step and after the last."""
     chains: int = 1
     """Sampled chains per held-out task; one greedy chain is added."""
+    tasks: int | None = None
+    """Number of held-out tasks, from the first on; None evaluates all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +150,7 @@ NESTED_NAMES = {
     "entropy": "loss.entropy_coef", "correction": "loss.correction", "correction_cap": "loss.correction_cap",
     "kl_estimator": "kl.estimator", "kl_in": "kl.placement", "kl_target": "kl.target", "save_every": "checkpoint.every",
     "keep": "checkpoint.keep", "eval_every": "evaluation.every", "eval_chains": "evaluation.chains",
-    "distillation": "teacher.model", "max_staleness": "async_training.max_staleness",
+    "eval_tasks": "evaluation.tasks", "distillation": "teacher.model", "max_staleness": "async_training.max_staleness",
     "on_stale": "async_training.on_stale",
     **{each.name: f"optimizer.{each.name}" for each in fields(OptimizerConfig)},
 }  # fmt: skip

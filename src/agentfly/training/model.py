@@ -62,7 +62,7 @@ def set_tower_trainable(model: Any, trainable: bool) -> None:
     """Train or freeze the vision tower of a model. Raises ConfigError where there is none to train."""
     tower = tower_parameters(model)
     if trainable and not tower:
-        raise ConfigError(f"train_tower: {type(model).__name__} has no vision tower to train; leave it out")
+        raise ConfigError(f"train_tower=True, but {type(model).__name__} has no vision tower; leave it out")
     if trainable and has_adapters(model):
         raise ConfigError("vision.train_tower=true trains all weights of the tower; leave lora_rank out")
     for weight in tower:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from agentfly.agent import BaseAgent
@@ -27,10 +27,14 @@ class TrainPlan:
 
     def __post_init__(self) -> None:
         evaluation = self.config.evaluation
-        if not self.eval_tasks and evaluation.every is not None:
-            raise ConfigError(f"evaluation.every={evaluation.every} would have no effect: there are no eval_tasks")
-        if not self.eval_tasks and evaluation.chains != 1:
-            raise ConfigError(f"evaluation.chains={evaluation.chains} would have no effect: there are no eval_tasks")
+        for each in fields(evaluation):
+            value = getattr(evaluation, each.name)
+            if not self.eval_tasks and value != each.default:
+                raise ConfigError(f"evaluation.{each.name}={value} would have no effect: there are no eval_tasks")
+        if evaluation.tasks is not None:
+            if evaluation.tasks > (there := len(self.eval_tasks)):
+                raise ConfigError(f"evaluation.tasks={evaluation.tasks}, but there are {there} eval_tasks; give fewer")
+            object.__setattr__(self, "eval_tasks", self.eval_tasks[: evaluation.tasks])
 
         def content(task: Task) -> str:  # with the columns: two tasks may share a question in different environments
             return str((task.messages, sorted(task.columns.items(), key=lambda item: item[0])))

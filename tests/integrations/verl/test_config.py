@@ -19,7 +19,8 @@ HONORED_BY_US = {
     "advantages": ["algorithm", "segment_reward", "zero_variance", "kl.placement", "kl.target"],
     "loss": ["loss.clip", "loss.correction", "loss.correction_cap", "mini_batches"],
     "chains": ["template", "max_turns", "sampling", "run_options", "seed", "backend", "precision"],
-    "run": ["checkpoint.every", "checkpoint.keep", "evaluation.every", "evaluation.chains", "loggers"],
+    "run": ["checkpoint.every", "checkpoint.keep", "loggers"],
+    "evaluation": ["evaluation.every", "evaluation.chains", "evaluation.tasks"],
     "training processes": ["optimizer.schedule", "optimizer.warmup_steps"],
     "refused": [
         "optimizer.critic_warmup_steps",
