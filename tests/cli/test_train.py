@@ -72,6 +72,7 @@ def test_run_directories_are_numbered_and_printed() -> None:
         ([RECIPE, "backend=vlm", "model=./nowhere"], "there is no backend 'vlm'"),  # before the model is loaded
         ([RECIPE, "model=./nowhere"], "there is no folder './nowhere' with a model"),
         ([RECIPE, "model=./run"], "a model of this run is in run/checkpoints/step-000020/model"),
+        ([RECIPE, "model=./adapter"], "is an adapter (lora_rank=…), not a whole model"),
     ],
 )
 def test_bad_arguments_are_rejected(words: list[object], said: str) -> None:
@@ -79,6 +80,8 @@ def test_bad_arguments_are_rejected(words: list[object], said: str) -> None:
         model = Path("run", "checkpoints", step, "model")
         model.mkdir(parents=True)
         (model / "config.json").write_text("{}")
+    Path("adapter").mkdir()
+    Path("adapter", "adapter_config.json").write_text("{}")
     assert said in invoke_error(*words)
     assert not list(Path("runs").glob("*"))
 
