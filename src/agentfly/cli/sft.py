@@ -110,6 +110,11 @@ def run_sft(run: AgentRun, config: SftConfig, console: Console | None = None) ->
     if config.train_tower and demonstration_template(run.agent).image_processor is None:
         missing = f"{run.agent.model_name_or_path} has no vision tower to train; leave it out"
         raise ConfigError(f"--train-tower: {run.agent.no_vision_reason or missing}")
+    try:  # now, not when the model is trained
+        config.out.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryDirectory(dir=config.out.parent).cleanup()
+    except OSError as error:
+        raise ConfigError(f"--out {config.out} cannot be written: {error}") from error
     chains = asyncio.run(_collect_demonstrations(run, config, report))
     chains = Random(config.seed).sample(chains, len(chains))
     held_out = min(round(config.validation_fraction * len(chains)), len(chains) - 1)
