@@ -60,6 +60,7 @@ def test_run_directories_are_numbered_and_printed() -> None:
         (["--resume", "x", "stops=9"], "there is no field 'stops'; close ones: steps"),
         (["nowhere.py"], "there is no recipe 'nowhere.py'"),
         (["image_qa"], "ImageQA is an environment without a recipe"),
+        (["FrozenLake"], "Did you mean frozen_lake?"),
         ([RECIPE, "learning_rat=1"], "close ones: optimizer.learning_rate"),
         ([RECIPE, "fast"], "write field=value"),
         ([RECIPE, "--steps", "2"], "write steps=2"),
