@@ -67,8 +67,8 @@ def _explain_missing(name: str) -> Iterator[None]:
         if (folder / "adapter_config.json").is_file():
             raise ConfigError(
                 f"{name!r} is an adapter (lora_rank=…), not a whole model: merge it into its model with peft, "
-                "AutoPeftModelForCausalLM.from_pretrained(FOLDER).merge_and_unload().save_pretrained(OUT), and copy its "
-                "tokenizer files to OUT"
+                "AutoPeftModelForCausalLM.from_pretrained(FOLDER).merge_and_unload().save_pretrained(OUT), and copy "
+                "its tokenizer files to OUT"
             ) from error
         raise ConfigError(
             f"no model {name!r}: it is neither a local folder with config.json and weights nor a model that the hub "
