@@ -282,6 +282,18 @@ def test_run_can_resume_from_an_earlier_step(finished: Path, copied: Path) -> No
     assert figures(RunDirectory(copied)) == figures(RunDirectory(finished))
 
 
+def test_resume_that_fails_removes_nothing(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> None:
+        raise ConfigError("no memory")
+
+    monkeypatch.setattr("agentfly.training.trainer.build_learner_and_agent", fail)
+    before = {path: path.read_bytes() for path in copied.rglob("*") if path.is_file() and path.name != ".lock"}
+    with pytest.raises(ConfigError, match="no memory"):
+        resume_run(copied, 1)
+    assert {path: path.read_bytes() for path in before if path.exists()} == before
+    RunWriter.open(copied).close()  # it is not locked
+
+
 def test_resumed_run_that_is_killed_again_is_unfinished(copied: Path) -> None:
     RunWriter.resume(copied, 1).close()
     assert not RunDirectory(copied).report.exists()
