@@ -279,8 +279,9 @@ class RunWriter(RunDirectory):
     @classmethod
     def resume(cls, path: str | Path, step: int) -> Self:
         """Continue a run after `step`; removes everything later and all incomplete files."""
+        writer = cls.open(path)
         with contextlib.ExitStack() as undo:
-            writer = undo.enter_context(cls.open(path))
+            undo.callback(writer.close)
             writer.truncate_after(step)
             undo.pop_all()
         return writer
