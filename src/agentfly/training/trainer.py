@@ -168,8 +168,10 @@ class Trainer:
                 self._save_checkpoint()
             return
         self.step -= 1
-        # The journal of an asynchronous rollout has everything since the last checkpoint.
-        if self.step and not sharded and not self.config.async_training.max_staleness:
+        # The journal of an asynchronous rollout has everything since the last checkpoint. A checkpoint of this step is
+        # not written again: the old one would be removed first, and a process that was told to end may be killed then.
+        due = not sharded and not self.config.async_training.max_staleness
+        if due and self.step and self.step not in self._checkpoints.steps():
             self._task_sampler.position = self._step_position
             self._save_checkpoint()
 
