@@ -170,6 +170,7 @@ def test_bad_arguments_are_rejected(recipe: Path, tmp_path: Path) -> None:
         ([recipe, "--demos", "a.jsonl", "--out", tmp_path / "x"], "no file a.jsonl"),
         ([recipe, "--expert", 13, "--out", tmp_path / "x"], "--expert 13, but there are 12 tasks"),
         ([recipe, "--expert", 2, "--out", full], "is there already; give a folder that is not, or is empty"),
+        ([recipe, "--expert", 2, "--out", recipe / "x"], "cannot be written: "),  # before anything is trained
         (
             [recipe, "--expert", 2, "--train-tower", "--out", tmp_path / "x"],
             r"--train-tower with the model '.*small.*': it has no vision tower; leave --train-tower out",

@@ -60,6 +60,7 @@ def test_run_directories_are_numbered_and_printed() -> None:
         (["--resume", "x", "stops=9"], "there is no field 'stops'; close ones: steps"),
         (["nowhere.py"], "there is no recipe 'nowhere.py'"),
         (["image_qa"], "ImageQA is an environment without a recipe"),
+        (["FrozenLake"], "Did you mean frozen_lake?"),
         ([RECIPE, "learning_rat=1"], "close ones: optimizer.learning_rate"),
         ([RECIPE, "fast"], "write field=value"),
         ([RECIPE, "--steps", "2"], "write steps=2"),
@@ -73,6 +74,7 @@ def test_run_directories_are_numbered_and_printed() -> None:
         ([RECIPE, "model=./nowhere"], "there is no folder './nowhere' with a model"),
         ([RECIPE, "vision.train_tower=true"], "vision.train_tower=true, but "),
         ([RECIPE, "model=./run"], "a model of this run is in run/checkpoints/step-000020/model"),
+        ([RECIPE, "model=./adapter"], "is an adapter (lora_rank=…), not a whole model"),
     ],
 )
 def test_bad_arguments_are_rejected(words: list[object], said: str) -> None:
@@ -80,6 +82,8 @@ def test_bad_arguments_are_rejected(words: list[object], said: str) -> None:
         model = Path("run", "checkpoints", step, "model")
         model.mkdir(parents=True)
         (model / "config.json").write_text("{}")
+    Path("adapter").mkdir()
+    Path("adapter", "adapter_config.json").write_text("{}")
     assert said in invoke_error(*words)
     assert not list(Path("runs").glob("*"))
 

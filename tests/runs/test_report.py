@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from agentfly.runs import Alarm, EvalFigures, RunWriter, StepRecord
+from agentfly.runs import Alarm, EvalFigures, RunWriter, StepRecord, report
 from agentfly.runs.record import PHASES
-from agentfly.runs.report import draw_curve, smooth, write_curve, write_report
+from agentfly.runs.report import draw_curve, smooth, write_curve, write_report, write_report_files
 from tests.runs.chains import chain, step
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install 'agentfly-rl[train]'")
@@ -122,6 +122,17 @@ def test_page_without_matplotlib_names_what_is_missing(tmp_path: Path, monkeypat
 
 
 # ── the picture ──
+
+
+def test_report_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(report, "write_curve", end)
+    with RunWriter.create(tmp_path, {}) as run:
+        with pytest.raises(KeyboardInterrupt):
+            write_report_files(run)
+        assert not run.report.exists()  # a run with a report is finished
 
 
 def test_the_curve_shows_training_and_held_out_rewards() -> None:

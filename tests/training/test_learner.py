@@ -29,7 +29,7 @@ from agentfly.training.local_learner import LocalLearner  # noqa: E402
 from agentfly.training.lora import add_lora  # noqa: E402
 from agentfly.training.optimizer import LRSchedule  # noqa: E402
 from tests.backends.engine.test_architectures import PLAIN, built  # noqa: E402
-from tests.backends.engine.tiny import CONFIG, model_of  # noqa: E402
+from tests.backends.engine.tiny import CONFIG, VOCABULARY, model_of  # noqa: E402
 from tests.training.pieces import piece, sample, samples  # noqa: E402
 
 LENGTHS = (30, 5, 17, 40, 9, 2)
@@ -189,6 +189,17 @@ def test_nothing_is_read_from_the_device_until_all_passes_are_launched(
         assert len(passes) > 2
         assert passes[-1] < read[-1]
         assert not any(passes[0] < at < passes[-1] for at in read)
+
+
+def test_other_models_of_the_process_compile_without_graph_breaks() -> None:
+    model = model_of()
+    ids = torch.randint(3, VOCABULARY, (1, 17))
+    two_in_a_row = torch.cat([torch.arange(9), torch.arange(8)])[None]
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        for positions in (None, two_in_a_row):
+            expected = model(ids, position_ids=positions, use_cache=False).logits
+            torch.testing.assert_close(compiled(ids, position_ids=positions, use_cache=False).logits, expected)
 
 
 def test_gradient_checkpointing_gives_the_same_gradient_and_recomputes() -> None:

@@ -269,6 +269,26 @@ async def test_run_cancelled_while_a_step_is_logged_has_a_checkpoint_of_it(
     assert [each.name for each in stopped.checkpoints.iterdir()] == ["step-000002"]
 
 
+async def test_run_cancelled_in_a_rollout_keeps_the_checkpoint_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_recipe(Recipe(RECIPE), {"checkpoint.every": 1, "checkpoint.keep": 1, "loggers": ()})
+    trainer = Trainer(plan, tmp_path / "run")
+    running = asyncio.create_task(trainer.run())
+    folders = []
+
+    def cancel(progress: Progress) -> None:
+        if trainer.step == 2 and progress.phase == "rollout":
+            folders.append(trainer._checkpoints.path(1).stat().st_ino)
+            asyncio.get_running_loop().call_soon(running.cancel)
+
+    monkeypatch.setattr(trainer._loggers, "progress", cancel)
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert trainer._checkpoints.steps() == [1]
+    assert folders == [trainer._checkpoints.path(1).stat().st_ino]  # not removed and written again
+
+
 def test_more_steps_stretch_a_schedule_that_ends(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     directory = run(tmp_path / "run", "steps=2", "optimizer.schedule=linear", "optimizer.learning_rate=0.4")
     resume_run(directory.path, None, ["steps=4"])
@@ -280,6 +300,18 @@ def test_more_steps_stretch_a_schedule_that_ends(tmp_path: Path, caplog: pytest.
 def test_run_can_resume_from_an_earlier_step(finished: Path, copied: Path) -> None:
     resume_run(copied, 1)
     assert figures(RunDirectory(copied)) == figures(RunDirectory(finished))
+
+
+def test_resume_that_fails_removes_nothing(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> None:
+        raise ConfigError("no memory")
+
+    monkeypatch.setattr("agentfly.training.trainer.build_learner_and_agent", fail)
+    before = {path: path.read_bytes() for path in copied.rglob("*") if path.is_file() and path.name != ".lock"}
+    with pytest.raises(ConfigError, match="no memory"):
+        resume_run(copied, 1)
+    assert {path: path.read_bytes() for path in before if path.exists()} == before
+    RunWriter.open(copied).close()  # it is not locked
 
 
 def test_resumed_run_that_is_killed_again_is_unfinished(copied: Path) -> None:

@@ -133,6 +133,15 @@ def test_resumed_learner_keeps_the_smaller_micro_batch() -> None:
     assert other.update(samples(*LENGTHS))["update/micro_batch_tokens"] == smaller
 
 
+@pytest.mark.parametrize("changed", [40, 160])
+def test_resumed_learner_takes_a_micro_batch_that_was_changed(changed: int) -> None:
+    learner = learner_of(model_of(), micro_batch_tokens=80)
+    learner.update(samples(*LENGTHS))
+    other = learner_of(model_of(), micro_batch_tokens=changed)
+    other.load_state_dict(*learner.state_dict())
+    assert other.update(samples(*LENGTHS))["update/micro_batch_tokens"] == changed
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: the allocator of torch raises the error")
 def test_cuda_out_of_memory_is_repeated_with_smaller_micro_batches() -> None:
     config = type(CONFIG)(**{**CONFIG.to_dict(), "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8})

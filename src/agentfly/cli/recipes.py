@@ -42,10 +42,12 @@ def find_recipe(given: str) -> Recipe:
         return Recipe(plugin.locate(), plugin.name)
     names = [each.name for each in plugins.list_plugins(plugins.RECIPES)]
     environments = {each.name.lower(): each.name for each in plugins.list_plugins(plugins.ENVIRONMENTS)}
-    if environment := environments.get(given.lower().replace("_", "")):
+    plain = given.lower().replace("_", "")
+    same = [name for name in names if name.replace("_", "") == plain]
+    if not same and (environment := environments.get(plain)):
         hint = f". {environment} is an environment without a recipe: write a file with `agent`, `tasks` and `config`"
     else:
-        close = difflib.get_close_matches(path.stem, names, 3)
+        close = same or difflib.get_close_matches(path.stem, names, 3)
         hint = f". Did you mean {' or '.join(close)}?" if close else ""
     raise DataError(
         f"there is no recipe {given!r}: no file of this path, and no installed recipe of this name "

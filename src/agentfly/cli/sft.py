@@ -127,6 +127,11 @@ def run_sft(run: AgentRun, config: SftConfig, console: Console | None = None) ->
     if config.train_tower and demonstration_template(run.agent).image_processor is None:
         reason = run.agent.no_vision_reason or "it has no vision tower; leave --train-tower out"
         raise ConfigError(f"--train-tower with the model {run.agent.model_name_or_path!r}: {reason}")
+    try:  # now, not when the model is trained
+        config.out.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryDirectory(dir=config.out.parent).cleanup()
+    except OSError as error:
+        raise ConfigError(f"--out {config.out} cannot be written: {error}") from error
     chains = asyncio.run(_collect_demonstrations(run, config, report))
     chains = Random(config.seed).sample(chains, len(chains))
     held_out = min(round(config.validation_fraction * len(chains)), len(chains) - 1)

@@ -271,11 +271,17 @@ class RunWriter(RunDirectory):
         return cls(path, lock)
 
     @classmethod
+    def open(cls, path: str | Path) -> Self:
+        """Write access to a run as it is."""
+        path = RunDirectory(path).path
+        return cls(path, acquire_lock(path))
+
+    @classmethod
     def resume(cls, path: str | Path, step: int) -> Self:
         """Continue a run after `step`; removes everything later and all incomplete files."""
-        path = RunDirectory(path).path
+        writer = cls.open(path)
         with contextlib.ExitStack() as undo:
-            writer = cls(path, undo.enter_context(acquire_lock(path)))
+            undo.callback(writer.close)
             writer.truncate_after(step)
             undo.pop_all()
         return writer

@@ -65,13 +65,14 @@ class ReportChain:
 
 def write_report_files(directory: RunDirectory, decode: Decode | None = None) -> list[Path]:
     """Write the report and the reward curve; return the files. Without the plotting library, a warning and no curve."""
-    write_report(directory, decode)
+    curves = [directory.curve]
     try:
         write_curve(directory)
     except ConfigError as missing:
         _LOG.warning("%s", missing)
-        return [directory.report]
-    return [directory.report, directory.curve]
+        curves = []
+    write_report(directory, decode)  # last: a run with a report is finished
+    return [directory.report, *curves]
 
 
 def write_report(directory: RunDirectory, decode: Decode | None = None) -> None:

@@ -122,6 +122,8 @@ class MicroBatchRunner:
         """`tokens`: maximum tokens in one pass. padded: every sequence takes as many as the longest of its pass."""
         self.device = device
         self.tokens = tokens
+        self.configured_tokens = tokens
+        """`tokens` before memory ran out."""
         self.retries = 0
         """Passes that ran out of memory and were repeated."""
         self.seconds: defaultdict[str, float] = defaultdict(float)

@@ -422,6 +422,7 @@ class LocalLearner:
             "updates": self._updates,
             "low_precision": self.low_precision,
             "micro_batch_tokens": self._runner.tokens,
+            "configured_micro_batch_tokens": self._runner.configured_tokens,
         }
 
     def load_state_dict(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
@@ -429,7 +430,8 @@ class LocalLearner:
         if self._critic is not None:
             self._critic.load_state_dict(strip_prefix("critic/", tensors))
         self._updates = values["updates"]
-        self._runner.tokens = values.get("micro_batch_tokens", self._runner.tokens)
+        if values.get("configured_micro_batch_tokens") == self._runner.configured_tokens:  # else the run changes it
+            self._runner.tokens = values["micro_batch_tokens"]
         # precision="auto" is measured in every process: a resumed run keeps what the run began with.
         self._runner.low_precision = values.get("low_precision", self.low_precision)
 

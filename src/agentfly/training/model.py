@@ -46,7 +46,9 @@ _find_packed_sequences = masking_utils.find_packed_sequence_indices
 
 def _find_packed_unless_padded(position_ids: Tensor) -> Tensor | None:
     """None where every row has one sequence, else what transformers finds: its search waits for the GPU."""
-    return None if _ONE_SEQUENCE_PER_ROW.get() else _find_packed_sequences(position_ids)
+    # A compiler cannot trace a context variable, and the models that are compiled whole are not ours.
+    known = not torch.compiler.is_compiling() and _ONE_SEQUENCE_PER_ROW.get()
+    return None if known else _find_packed_sequences(position_ids)
 
 
 masking_utils.find_packed_sequence_indices = _find_packed_unless_padded

@@ -73,15 +73,17 @@ class Trainer:
                 checkpoints = CheckpointManager(folder / "checkpoints", config.checkpoint.keep)
                 if checkpoints.candidates() or from_step is not None:
                     state, model_folder = checkpoints.load(from_step)
-                writer = undo.enter_context(RunWriter.resume(folder, -1 if state is None else state.step))
+                writer = undo.enter_context(RunWriter.open(folder))
             learner, agent, self.memory = build_learner_and_agent(plan)
             undo.callback(learner.close)
             undo.callback(lambda: wait_for(agent.close()))
             if resume and state is not None and model_folder is not None:
-                checkpoints.remove_after(state.step)
                 learner.load(model_folder)
+                checkpoints.remove_after(state.step)
             settings = {**config.to_json(), **(metadata or {}), "memory": self.memory.to_json()}
             if resume:
+                # Now that everything is loaded: a resume that fails must not remove what is after its step.
+                writer.truncate_after(-1 if state is None else state.step)
                 writer.update_config(settings)
             else:
                 writer = undo.enter_context(RunWriter.create(folder, settings, plan.recipe))
@@ -166,8 +168,10 @@ class Trainer:
                 self._save_checkpoint()
             return
         self.step -= 1
-        # The journal of an asynchronous rollout has everything since the last checkpoint.
-        if self.step and not sharded and not self.config.async_training.max_staleness:
+        # The journal of an asynchronous rollout has everything since the last checkpoint. A checkpoint of this step is
+        # not written again: the old one would be removed first, and a process that was told to end may be killed then.
+        due = not sharded and not self.config.async_training.max_staleness
+        if due and self.step and self.step not in self._checkpoints.steps():
             self._task_sampler.position = self._step_position
             self._save_checkpoint()
 

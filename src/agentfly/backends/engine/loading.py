@@ -64,6 +64,12 @@ def _explain_missing(name: str) -> Iterator[None]:
         inside = [*folder.glob("model/config.json"), *sorted(folder.glob("checkpoints/*/model/config.json"))]
         if inside:
             raise ConfigError(f"{name!r} has no config.json; a model of this run is in {inside[-1].parent}") from error
+        if (folder / "adapter_config.json").is_file():
+            raise ConfigError(
+                f"{name!r} is an adapter (lora_rank=…), not a whole model: merge it into its model with peft, "
+                "AutoPeftModelForCausalLM.from_pretrained(FOLDER).merge_and_unload().save_pretrained(OUT), and copy "
+                "its tokenizer files to OUT"
+            ) from error
         raise ConfigError(
             f"no model {name!r}: it is neither a local folder with config.json and weights nor a model that the hub "
             f"gave out ({' '.join(str(error).split())[:200]}). `agentfly models` lists what can be had without the hub."
