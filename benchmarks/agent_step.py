@@ -104,9 +104,9 @@ def replay_expert(plan: TrainPlan) -> TrainPlan:
 
 
 def make_plan(recipe: str, overrides: Mapping[str, Any], steps: int) -> TrainPlan:
-    """The recipe's plan with these overrides, without warm-up, evaluations, checkpoints and console output."""
+    """The recipe's plan with these overrides, without evaluations, checkpoints and console output."""
     quiet = {"steps": steps + 1, "loggers": [], "evaluation": {}, "checkpoint": {"every": steps + 2}}
-    plan = plan_recipe(find_recipe(recipe), {**quiet, "optimizer.warmup_steps": 0, **overrides})
+    plan = plan_recipe(find_recipe(recipe), {**quiet, **overrides})
     return dataclasses.replace(plan, eval_tasks=())
 
 
@@ -179,7 +179,8 @@ def measure(
     if torch.cuda.is_available():
         length = figures["prompt"] + figures["turns"] * (figures["sampled/turn"] + figures["read/turn"])
         flops = count_flops(trainer.learner.model, int(figures["chains"] * length), length)
-        figures["MFU of the update"] = flops / figures["update s"] / PEAK_FLOPS
+        gpus = int(os.environ.get("WORLD_SIZE", 1))
+        figures["MFU of the update"] = flops / figures["update s"] / (gpus * PEAK_FLOPS)
         figures["peak GiB of the learner's process"] = torch.cuda.max_memory_allocated() / 2**30
     return figures
 

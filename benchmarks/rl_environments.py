@@ -129,9 +129,9 @@ class RecipeStudy:
 
         fields = {**SHARED, "model": str(model), "backend": {"backend": "transformers", "kv_memory": 3 << 30}}
         fields |= parse_overrides([*self.env.changes, *changes])
-        if self.quick:
-            fields |= {"tasks_per_step": 2, "num_chains": 2, "steps": 1}
-        return self.recipe.override(fields)
+        config = self.recipe.override(fields)
+        # Separately: with fewer steps than a warm-up that is changed at the same time, the config would be refused.
+        return config.override({"tasks_per_step": 2, "num_chains": 2, "steps": 1}) if self.quick else config
 
     async def evaluate(self, agent: Any, tasks: Any = None, *, greedy: bool = True) -> dict[str, Any]:
         """Success on held-out or other tasks, sampled at temperature 1 and greedy, each with its 95 % interval."""

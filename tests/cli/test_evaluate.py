@@ -91,6 +91,9 @@ NOWHERE = RECIPE.replace('"template": "chatml", "backend": "scripted", "backend_
 def test_model_behind_an_api(openai_server: OpenAIServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     openai_server.answers("/chat/completions", says(chat({"content": "4"})))
     (tmp_path / "api.py").write_text(NOWHERE)
+    client = {"backend": "client", "base_url": openai_server.url, "model": "big-one"}
+    (tmp_path / "own.py").write_text(NOWHERE.replace("{**model}", f"{{'backend_config': {client}}}"))
+    assert invoke(tmp_path / "own.py").stdout.startswith("evaluating big-one on 4 tasks\n")  # not its tokenizer
     server = ["--backend", "client", "--base-url", openai_server.url]
     shown = invoke(tmp_path / "api.py", *server, "--model", "big-one", "--json")
     figures = json.loads(shown.stdout)

@@ -84,7 +84,9 @@ def report_interrupt(config: SftConfig) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         models = {**config.checkpoints, config.steps: config.out}
-        kept = "no model was written: --save-every N writes one every N steps"
+        kept = "no model was written"
+        if config.save_every is None:
+            kept += ": --save-every N writes one every N steps"
         for step, folder in models.items():
             if (folder / "config.json").exists():
                 kept = f"the model of step {step} of {config.steps} is in {folder}"

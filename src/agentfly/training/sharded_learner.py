@@ -89,7 +89,7 @@ class ShardedLearner(LocalLearner):
         for model in self._models():
             self.ranks.shard(model, low_precision=self.low_precision)
         # FSDP takes the data types of trainable weights from the first forward pass, which must not be one of the
-        # reference: peft freezes adapters while they are disabled. No later pass could use the layers compiled for it.
+        # reference: peft freezes adapters while they are disabled. Eager: passes with gradients need other kernels.
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):
             self._policy.backbone.logits([SegmentArrays.from_tokens(np.arange(3), prompt=1)])
         self._reshard()
