@@ -171,6 +171,12 @@ class BaseAgent:
         """The tools, with those of environments one by one."""
         return tuple(self.toolbox)
 
+    @property
+    def sampled_model(self) -> str:
+        """Name of the model that is sampled from; that of a server may differ from `model_name_or_path`."""
+        served = getattr(self.backend, "model", None)  # the embedded engine has the weights here
+        return served if isinstance(served, str) else self.model_name_or_path
+
     # ── methods that subclasses override ──
 
     async def generate_async(self, request: Request) -> Completion:

@@ -93,7 +93,11 @@ def test_model_behind_an_api(openai_server: OpenAIServer, tmp_path: Path, monkey
     (tmp_path / "api.py").write_text(NOWHERE)
     client = {"backend": "client", "base_url": openai_server.url, "model": "big-one"}
     (tmp_path / "own.py").write_text(NOWHERE.replace("{**model}", f"{{'backend_config': {client}}}"))
-    assert invoke(tmp_path / "own.py").stdout.startswith("evaluating big-one on 4 tasks\n")  # not its tokenizer
+    log = ["--out", str(tmp_path / "log.jsonl")]
+    assert invoke(tmp_path / "own.py", *log).stdout.startswith("evaluating big-one on 4 tasks\n")  # not its tokenizer
+    (tmp_path / "own.py").write_text((tmp_path / "own.py").read_text().replace("big-one", "small-one"))
+    with pytest.raises(ConfigError, match="started with model='big-one', not 'small-one'"):
+        invoke(tmp_path / "own.py", *log)
     server = ["--backend", "client", "--base-url", openai_server.url]
     shown = invoke(tmp_path / "api.py", *server, "--model", "big-one", "--json")
     figures = json.loads(shown.stdout)
