@@ -172,8 +172,8 @@ class BaseAgent:
         return tuple(self.toolbox)
 
     @property
-    def sampled_model(self) -> str:
-        """Name of the model that is sampled from; that of a server may differ from `model_name_or_path`."""
+    def backend_model(self) -> str:
+        """Name of the model that the backend samples from; that of a server may differ from `model_name_or_path`."""
         served = getattr(self.backend, "model", None)  # the embedded engine has the weights here
         return served if isinstance(served, str) else self.model_name_or_path
 

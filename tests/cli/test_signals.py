@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -73,6 +75,30 @@ def end_by(
 @pytest.fixture(autouse=True)
 def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+
+
+SIGNALLED_TWICE = """
+import asyncio, os, signal
+from agentfly.cli.signals import handle_sigterm
+
+async def main():
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(60)
+    finally:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0.1)
+        print("closed")
+
+with handle_sigterm():
+    asyncio.run(main())
+"""
+
+
+def test_sigterm_that_is_repeated_at_once_does_not_interrupt_the_closing() -> None:
+    """`timeout` sends it to the process and then to its group."""
+    ended = subprocess.run([sys.executable, "-c", SIGNALLED_TWICE], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (143, "closed\n"), ended.stderr
 
 
 @pytest.mark.parametrize(

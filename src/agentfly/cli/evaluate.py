@@ -39,7 +39,7 @@ class EvalOptions:
 def run_evaluation(run: AgentRun, asked: EvalOptions, *, as_json: bool = False) -> Evaluation:
     """Evaluate with progress on standard error, and print the results."""
     progress = Console(stderr=True)
-    model = run.agent.sampled_model
+    model = run.agent.backend_model
     print_text(progress if as_json else Console(), f"evaluating {model} on {len(run.tasks)} tasks")
     log, summary = _output_paths(asked.out)
     if log is not None and log.exists():

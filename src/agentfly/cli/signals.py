@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 EXIT_CODE = 128 + signal.SIGTERM
 """What a shell reports for a process that SIGTERM ended."""
+REPEAT_SECONDS = 2.0
+"""A second SIGTERM within this time has no effect: `timeout` sends one to a process and one to its group."""
 
 
 class Terminated(KeyboardInterrupt):
@@ -22,11 +25,13 @@ class Terminated(KeyboardInterrupt):
 @contextmanager
 def handle_sigterm() -> Iterator[None]:
     """Handle SIGTERM like SIGINT inside the block, and exit with 143 after one. A SIGTERM that is ignored stays so."""
-    received = False
+    received: float | None = None
 
     def handle(_: int, frame: FrameType | None) -> None:
         nonlocal received
-        received = True
+        if received is not None and time.monotonic() - received < REPEAT_SECONDS:
+            return  # an exception in an event loop that cancels its tasks may leave one of them waiting forever
+        received = time.monotonic()
         interrupt = signal.getsignal(signal.SIGINT)
         if callable(interrupt) and interrupt is not signal.default_int_handler:
             interrupt(signal.SIGINT, frame)  # asyncio's: it cancels the main task, and `asyncio.run` raises
@@ -43,6 +48,6 @@ def handle_sigterm() -> Iterator[None]:
     try:
         yield
     except (SystemExit, KeyboardInterrupt):
-        if received:
+        if received is not None:
             sys.exit(EXIT_CODE)
         raise

@@ -121,7 +121,7 @@ def _evaluation_identity(
     folding = settings.folding
     identity = {
         "agent": type(agent).__name__,
-        "model": agent.sampled_model,
+        "model": agent.backend_model,
         "backend": type(agent.backend).__name__,
         "template": None if agent.template is None else agent.template.name,
         "system_prompt": agent.system_prompt,

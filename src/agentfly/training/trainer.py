@@ -169,7 +169,7 @@ class Trainer:
             return
         self.step -= 1
         # The journal of an asynchronous rollout has everything since the last checkpoint. A checkpoint of this step is
-        # not written again: the old one would be removed first, and a process that was told to end may be killed then.
+        # not written again: the old one would be removed first, and a process that is being stopped may be killed then.
         due = not sharded and not self.config.async_training.max_staleness
         if due and self.step and self.step not in self._checkpoints.steps():
             self._task_sampler.position = self._step_position
