@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
-from functools import wraps
+from functools import cached_property, wraps
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -130,10 +130,15 @@ class ShardedLearner(LocalLearner):
         """The whole weights that change, by name; each is gathered when it is requested."""
         return _GatheredWeights(self, self.gather_weight, merged=merged and has_adapters(self.model))
 
+    @cached_property
+    def _merged_weights(self) -> MergedWeights:
+        """The sharded matrices with adapters. Collected once: a walk over all modules costs more than merging one."""
+        return MergedWeights(self._policy.backbone.model)
+
     def _gather_weight(self, name: str, merged: bool) -> Tensor:
         """A weight that changes, whole. merged: the matrix `name` with its adapters."""
         if merged:
-            return gather(MergedWeights(self._policy.backbone.model).merge(name))
+            return gather(self._merged_weights.merge(name))
         return gather(self.trainable_weights[name].detach())
 
     gather_weight = _on_all_ranks(_gather_weight)
