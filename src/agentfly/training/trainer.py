@@ -42,7 +42,6 @@ from agentfly.training.build import build_learner_and_agent
 from agentfly.training.checkpoint import CheckpointManager, TrainerState, refuse_unsafe_changes
 from agentfly.training.plan import TrainPlan
 from agentfly.training.rollout_batch import Collector, DifficultySampler, RolloutBatch, TaskSampler
-from agentfly.training.sharded_learner import ShardedLearner
 from agentfly.training.teacher import TeacherServer
 from agentfly.training.weight_sync import Canary, sync_weights
 from agentfly.trajectory import Trajectory
@@ -155,23 +154,21 @@ class Trainer:
 
     async def _stop(self, step: asyncio.Task[None]) -> None:
         """End the step in progress with a checkpoint: abandon a rollout, leave out an evaluation, finish an update."""
-        # Other ranks may have ended already: nothing that they take part in can be waited for, or saved.
-        sharded = isinstance(self.learner, ShardedLearner)
-        self._stopping = not sharded
-        if sharded or self._phase in ("rollout", "evaluate"):
+        self._stopping = True
+        if self._phase in ("rollout", "evaluate"):
             step.cancel()
         await asyncio.wait([step])
         if not step.cancelled():
             step.result()
             # The cancellation may arrive when the step has decided already that no checkpoint is due.
-            if not sharded and self.step not in self._checkpoints.steps():
+            if self.step not in self._checkpoints.steps():
                 self._save_checkpoint()
             return
         self.step -= 1
         # The journal of an asynchronous rollout has everything since the last checkpoint. A checkpoint of this step is
         # not written again: the old one would be removed first, and a process that is being stopped may be killed then.
-        due = not sharded and not self.config.async_training.max_staleness
-        if due and self.step and self.step not in self._checkpoints.steps():
+        due = self.step and not self.config.async_training.max_staleness
+        if due and self.step not in self._checkpoints.steps():
             self._task_sampler.position = self._step_position
             self._save_checkpoint()
 
