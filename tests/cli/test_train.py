@@ -164,6 +164,13 @@ async def test_train_inside_a_running_event_loop(small_model: Path) -> None:
     assert [record.step for record in train(agent, tasks, config, run="here").records()] == [1]
 
 
+def test_program_on_another_rank_needs_no_run_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentfly.training.launch_or_join_ranks", lambda *_, **__: True)
+    run = train(agent, tasks, TrainConfig(), run="on-the-machine-of-rank-0")
+    with pytest.raises(AgentFlyError, match="cannot be read"):
+        run.config  # noqa: B018
+
+
 def test_train_and_resume_from_python(small_model: Path) -> None:
     config = TrainConfig(
         model=str(small_model), tasks_per_step=2, num_chains=2, max_turns=2, sampling={"max_tokens": 4},
