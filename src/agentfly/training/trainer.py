@@ -35,7 +35,7 @@ from agentfly.runs import (
 from agentfly.runs.report import write_report_files
 from agentfly.segment import Floats
 from agentfly.templates.tokenizer import load_tokenizer, save_tokenizer
-from agentfly.threads import compute, trim_heap, wait_for
+from agentfly.threads import compute, trim_heap
 from agentfly.training.advantages import compute_samples, measure_teacher
 from agentfly.training.async_rollout import AsyncCollector
 from agentfly.training.build import build_learner_and_agent
@@ -73,9 +73,7 @@ class Trainer:
                 if checkpoints.candidates() or from_step is not None:
                     state, model_folder = checkpoints.load(from_step)
                 writer = undo.enter_context(RunWriter.open(folder))
-            learner, agent, self.memory = build_learner_and_agent(plan)
-            undo.callback(learner.close)
-            undo.callback(lambda: wait_for(agent.close()))
+            learner, agent, self.memory = build_learner_and_agent(plan, undo)
             if resume and state is not None and model_folder is not None:
                 learner.load(model_folder)
                 checkpoints.remove_after(state.step)
