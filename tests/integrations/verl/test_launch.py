@@ -194,6 +194,16 @@ def test_later_and_incomplete_checkpoints_are_removed(tmp_path: Path) -> None:
     assert RunDirectory(tmp_path).config == {"loggers": []}
 
 
+def test_another_number_of_training_processes_is_refused(tmp_path: Path) -> None:
+    actor = tmp_path / "checkpoints/global_step_7/actor"
+    actor.mkdir(parents=True)
+    (actor / "model_world_size_4_rank_0.pt").touch()
+    (actor.parent / STATE_FILE).touch()
+    launch.refuse_other_ranks(ClusterConfig(nodes=2, gpus=2), tmp_path)
+    with pytest.raises(ConfigError, match=r"nodes=3 gpus=2 are 6 training processes, .*: model=.*/actor/huggingface"):
+        launch.refuse_other_ranks(ClusterConfig(nodes=3, gpus=2), tmp_path)
+
+
 def test_run_that_another_process_writes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder, "LOCK_SECONDS", 0)
     spec: Any = SimpleNamespace(folder=tmp_path, settings={})

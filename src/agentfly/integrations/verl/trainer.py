@@ -173,7 +173,6 @@ class AgentFlyTrainer:
             finally:
                 self.rollout.raise_error()  # the cause, where groups failed
             metrics.update(sample_metrics)
-            batch.extra_info["temperature"] = self._train_config.sampling.temperature
             trainer.on_sample_end()
         self._recorder.report_progress(Progress("update"))
         self._take_groups(batch)
@@ -182,6 +181,9 @@ class AgentFlyTrainer:
             if trainer.use_critic:
                 trainer.critic_wg.skip_update()
             return batch
+        # Of every pass. A longer sequence is alone in its pass, as in a local run; verl's own limit refuses it.
+        longest = max(tag["seq_len"] for tag in batch.tags)
+        batch.extra_info["max_token_len_per_gpu"] = max(self._train_config.micro_batch_tokens, longest)
         batch = trainer._balance_batch(batch, metrics=metrics)
         with marked_timer("old_log_prob", timing_raw):
             batch = trainer._compute_old_log_prob(batch, metrics=metrics)
