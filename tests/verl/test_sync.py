@@ -72,7 +72,7 @@ def test_first_update_is_that_of_a_local_run(undisturbed: RunDirectory, local: R
     mine, theirs = read_metrics(local)[0], read_metrics(undisturbed)[0]
     for name in ("reward/mean", "selection/groups", "policy/tokens", "policy/learning_rate", "chain/turns"):
         assert theirs[name] == pytest.approx(mine[name]), name
-    for name in ("policy/loss_policy", "policy/grad_norm", "policy/entropy"):
+    for name in ("policy/loss", "policy/loss_policy", "policy/grad_norm", "policy/entropy"):
         assert theirs[name] == pytest.approx(mine[name], rel=1e-3, abs=1e-5), name
     assert theirs["policy/mismatch_max"] < 1e-4  # the servers sample with the weights that are trained
     assert theirs["policy/staleness_max"] == 0

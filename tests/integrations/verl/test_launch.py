@@ -1,6 +1,8 @@
 """What the driver decides without a cluster: the device, the checkpoint of a start, and how often a job starts."""
 
 import contextlib
+import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,6 +44,19 @@ def test_device_is_a_gpu_if_ray_reports_its_type_or_the_user_says_so() -> None:
         launch.check_cluster(ray_with(), ClusterConfig(gpus=1, verl={"trainer.device": "tpu"}))
     with pytest.raises(ConfigError, match="asks for 1 nodes with 8 GPU, 26 CPU each; the cluster has 0 of them"):
         launch.check_cluster(ray_with(), ClusterConfig())
+
+
+def test_sigterm_is_handled_as_before_ray_was_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    ray = SimpleNamespace(
+        is_initialized=lambda: False, init=lambda **_: signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))
+    )
+    monkeypatch.setattr("agentfly.resources.runtimes.ray.runtime.import_ray", lambda: ray)
+    try:
+        launch.connect()
+        assert signal.getsignal(signal.SIGTERM) is before
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_vision_model_is_refused_by_name_before_the_cluster_is_used(

@@ -121,7 +121,7 @@ def train_on_verl(
 def refuse_other_ranks(cluster: ClusterConfig, folder: Path) -> None:
     """Raise ConfigError where a run is resumed with another number of training processes than wrote its checkpoints."""
     ranks = cluster.nodes * cluster.gpus
-    for step in list_checkpoints(folder / "checkpoints"):
+    for step in list_checkpoints(folder / "checkpoints")[-1:]:
         actor = folder / "checkpoints" / f"global_step_{step}" / "actor"
         if not (actor / f"model_world_size_{ranks}_rank_0.pt").exists():
             raise ConfigError(

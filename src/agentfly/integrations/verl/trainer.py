@@ -56,7 +56,7 @@ SERVER_SECONDS = 10.0
 POLL_SECONDS = 0.25
 """Interval at which the queue is asked for finished groups; verl's is 2 s."""
 _UPDATE_PHASES = ("old_log_prob", "ref", "values", "adv", "update_critic", "update_actor")
-_SAME_NAMES = ("grad_norm", "entropy", "ratio", "approx_kl", "clip_low", "clip_high", "clip_dual")
+_SAME_NAMES = ("loss", "grad_norm", "ratio", "approx_kl", "clip_low", "clip_high", "clip_dual")
 _METRIC_NAMES = {
     **{f"actor/{name}": f"policy/{name}" for name in _SAME_NAMES},
     "actor/pg_loss": "policy/loss_policy",
@@ -243,7 +243,7 @@ class AgentFlyTrainer:
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """Write the advantages, returns and correction factors of all rows."""
-        names = ["response_mask", "rollout_log_probs", "old_log_probs"]
+        names = ["response_mask", "rollout_log_probs", "old_log_probs", "entropy"]
         names += ["ref_log_prob"] if self.use_reference_policy else []  # type: ignore[attr-defined]
         names += ["values"] if self.use_critic else []  # type: ignore[attr-defined]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
