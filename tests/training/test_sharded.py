@@ -11,6 +11,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="training needs torch: pip install 'agentfly-rl[train]'")
 
+from transformers import AutoModelForCausalLM  # noqa: E402
+
 from agentfly.cli import train as cli_train  # noqa: E402
 from agentfly.cli.recipes import Recipe  # noqa: E402
 from agentfly.errors import ConfigError  # noqa: E402
@@ -169,7 +171,9 @@ def test_run_on_two_ranks_is_stopped_and_equals_the_run_of_one_process(
     with pytest.raises(SystemExit) as ended:
         cli_train.train_recipe(Recipe(RECIPE), [*changes, "gpus=2"], tmp_path / "two")
     assert ended.value.code == 128 + signal.SIGTERM
-    assert [each.name for each in (tmp_path / "two" / "checkpoints").iterdir()] == ["step-000001"]
+    (checkpoint,) = (tmp_path / "two" / "checkpoints").iterdir()
+    assert checkpoint.name == "step-000001"
+    AutoModelForCausalLM.from_pretrained(checkpoint / "model")
     monkeypatch.undo()
     monkeypatch.setenv("VOWELS_MODEL", str(small_model))
     monkeypatch.setattr("agentfly.cli.train.launch_or_join_ranks", lambda *_, **__: False)  # one process resumes

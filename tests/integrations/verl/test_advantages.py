@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentfly.algorithms import GRPO
+from agentfly.algorithms import ALGORITHMS, GRPO
 from agentfly.algorithms.base import Episode, Group
 from agentfly.algorithms.loss import correction_weights
 from agentfly.errors import RecordError
@@ -46,7 +46,7 @@ def make_groups(*, greedy: bool) -> list[Group]:
     return groups
 
 
-@pytest.mark.parametrize("name", ["grpo", "rloo", "ppo", "reinforce_pp", "reinforce_pp_baseline", "gigpo", "remax"])
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
 @pytest.mark.parametrize("kl", [{}, {"coef": 0.3, "placement": "reward", "estimator": "k1"}])
 @pytest.mark.parametrize("rule", ["broadcast", "geometric"])
 def test_rows_have_the_advantages_of_a_local_run(name: str, kl: dict[str, Any], rule: Any) -> None:
