@@ -57,7 +57,6 @@ def test_run_directories_are_numbered_and_printed() -> None:
         ([], "give a recipe, or --resume"),
         ([RECIPE, "--resume", "x"], "a run is resumed as it was started"),
         (["--resume", "x", "--run", "y"], "a run is resumed as it was started"),
-        (["--resume", "x", "stops=9"], "there is no field 'stops'; close ones: steps"),
         (["nowhere.py"], "there is no recipe 'nowhere.py'"),
         (["image_qa"], "ImageQA is an environment without a recipe"),
         (["FrozenLake"], "Did you mean frozen_lake?"),
@@ -97,6 +96,7 @@ def test_recipe_with_a_longer_warmup_runs_as_the_start_of_a_longer_run() -> None
         result = CliRunner().invoke(app, ["train", *map(str, words)])
         assert result.exception is None
     assert "warmup_steps=10 of the recipe is longer than steps=2: the learning rate reaches 20%" in result.output
+    assert "there is no field 'stops'; close ones: steps" in invoke_error("--resume", "run", "stops=9")
     run = RunDirectory("run")
     assert run.config["optimizer"]["warmup_steps"] == 10
     rates = [record.metrics["policy/learning_rate"] for record in run.records()[1:]]
@@ -162,6 +162,13 @@ async def test_train_inside_a_running_event_loop(small_model: Path) -> None:
         loggers=(),
     )
     assert [record.step for record in train(agent, tasks, config, run="here").records()] == [1]
+
+
+def test_program_on_another_rank_needs_no_run_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentfly.training.launch_or_join_ranks", lambda *_, **__: True)
+    run = train(agent, tasks, TrainConfig(), run="on-the-machine-of-rank-0")
+    with pytest.raises(AgentFlyError, match="cannot be read"):
+        run.config  # noqa: B018
 
 
 def test_train_and_resume_from_python(small_model: Path) -> None:

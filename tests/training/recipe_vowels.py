@@ -3,7 +3,9 @@
 Cheap, and rewarded from the first chain on: what it says first is answered, then it says something again.
 """
 
+import itertools
 import os
+import signal
 import time
 from typing import Any
 
@@ -11,10 +13,15 @@ from agentfly import reward
 from agentfly.agents import HFAgent
 from agentfly.training import TrainConfig
 
+scored = itertools.count(1)
+
 
 @reward
 def vowels(trajectory: Any) -> float:
     """The share of vowels in everything the model said."""
+    if os.environ.get("VOWELS_STOP") == str(next(scored)):  # the process that started this one ends in this rollout
+        os.kill(os.getppid(), signal.SIGTERM)
+        time.sleep(60)
     said = "".join(message.text for message in trajectory.messages if message.role == "assistant")
     return sum(letter in "aeiou" for letter in said) / max(len(said), 12)
 

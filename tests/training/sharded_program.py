@@ -177,6 +177,7 @@ def run_rank(environment: dict[str, str], output: Path, folder: Path, how_to_fai
     with output.open("wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+    Ranks(torch.device("cpu")).close()  # a program may train several times
     ranks = Ranks(torch.device("cpu"))
     results: dict[str, Any] = {}
     for case in cases:

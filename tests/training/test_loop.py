@@ -8,6 +8,7 @@ import random
 import shutil
 import signal
 import time
+from dataclasses import replace
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from agentfly.agents import HFAgent
 from agentfly.cli.recipes import Recipe
 from agentfly.cli.train import plan_recipe, resume_run, train_recipe
 from agentfly.errors import ConfigError, Fault
@@ -303,7 +305,7 @@ def test_run_can_resume_from_an_earlier_step(finished: Path, copied: Path) -> No
 
 
 def test_resume_that_fails_removes_nothing(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: object) -> None:
+    def fail(*_: object) -> None:
         raise ConfigError("no memory")
 
     monkeypatch.setattr("agentfly.training.trainer.build_learner_and_agent", fail)
@@ -312,6 +314,19 @@ def test_resume_that_fails_removes_nothing(copied: Path, monkeypatch: pytest.Mon
         resume_run(copied, 1)
     assert {path: path.read_bytes() for path in before if path.exists()} == before
     RunWriter.open(copied).close()  # it is not locked
+
+
+def test_agent_that_cannot_be_trained_is_closed_with_the_learner(
+    vowels_model: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other ranks end when the learner is closed; else, they would report that the connection is lost."""
+    closed = []
+    monkeypatch.setattr("agentfly.training.local_learner.LocalLearner.close", lambda _: closed.append("learner"))
+    plan = plan_recipe(Recipe(RECIPE), {})
+    with pytest.raises(ConfigError, match="this agent has no reward"):
+        Trainer(replace(plan, make_agent=lambda **model: HFAgent(**model)), tmp_path / "run")
+    assert closed == ["learner"]
+    assert not (tmp_path / "run").exists()
 
 
 def test_resumed_run_that_is_killed_again_is_unfinished(copied: Path) -> None:

@@ -11,6 +11,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="training needs torch: pip install 'agentfly-rl[train]'")
 
+from transformers import AutoModelForCausalLM  # noqa: E402
+
 from agentfly.cli import train as cli_train  # noqa: E402
 from agentfly.cli.recipes import Recipe  # noqa: E402
 from agentfly.errors import ConfigError  # noqa: E402
@@ -152,24 +154,30 @@ def test_training_the_tower_on_several_ranks_is_refused_at_start(monkeypatch: py
 
 
 @pytest.mark.slow_smoke
-def test_run_on_two_ranks_equals_the_run_of_one_process(
+def test_run_on_two_ranks_is_stopped_and_equals_the_run_of_one_process(
     tmp_path: Path, small_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VOWELS_MODEL", str(small_model))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    changes = ["steps=2", "loggers=[]", "evaluation.every=null", "precision=float32"]
+    changes = ["steps=2", "loggers=[]", "evaluation.every=null", "precision=float32", "checkpoint.every=9"]
     changes += ["optimizer.learning_rate=0.001"]
     with pytest.raises(ConfigError, match=r"gpus=2, but torch .* sees 0 GPUs here: leave gpus out, or start the ranks"):
         cli_train.train_recipe(Recipe(RECIPE), [*changes, "gpus=2"], tmp_path / "refused")
     cli_train.train_recipe(Recipe(RECIPE), changes, tmp_path / "one")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)  # the ranks themselves find none, and take the CPU
+    monkeypatch.setenv("VOWELS_STOP", str(16 + 12 + 1))  # after the evaluation and the first step
     arguments = ["train", str(RECIPE), *changes, "gpus=2", "--run", str(tmp_path / "two")]
     monkeypatch.setattr(cli_train, "COMMAND", ("-m", "agentfly", *arguments))
-    cli_train.train_recipe(Recipe(RECIPE), [*changes, "gpus=2"], tmp_path / "two")
+    with pytest.raises(SystemExit) as ended:
+        cli_train.train_recipe(Recipe(RECIPE), [*changes, "gpus=2"], tmp_path / "two")
+    assert ended.value.code == 128 + signal.SIGTERM
+    (checkpoint,) = (tmp_path / "two" / "checkpoints").iterdir()
+    assert checkpoint.name == "step-000001"
+    AutoModelForCausalLM.from_pretrained(checkpoint / "model")
     monkeypatch.undo()
     monkeypatch.setenv("VOWELS_MODEL", str(small_model))
     monkeypatch.setattr("agentfly.cli.train.launch_or_join_ranks", lambda *_, **__: False)  # one process resumes
-    cli_train.resume_run(tmp_path / "two", 1)
+    cli_train.resume_run(tmp_path / "two", None)
     one, two = (
         [record.metrics for record in RunDirectory(tmp_path / name).records() if record.metrics]
         for name in ("one", "two")

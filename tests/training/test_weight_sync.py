@@ -14,6 +14,7 @@ from torch import Tensor  # noqa: E402
 
 from agentfly.backends.base import Backend, Request  # noqa: E402
 from agentfly.backends.engine import TransformersBackend  # noqa: E402
+from agentfly.backends.fleet import FleetBackend  # noqa: E402
 from agentfly.errors import WeightSyncError  # noqa: E402
 from agentfly.training.local_learner import LocalLearner  # noqa: E402
 from agentfly.training.lora import MergedWeights, add_lora  # noqa: E402
@@ -180,6 +181,18 @@ async def test_weights_that_never_arrive_are_detected_after_a_small_update(backe
     learner.update(samples(20, 9))
     with pytest.raises(WeightSyncError, match="the weights were not delivered"):
         await canary.check(1)
+
+
+async def test_weights_that_one_of_many_engines_lacks_are_detected(backend_on: BackendOn) -> None:
+    learner = learner_of(model_of(), learning_rate=1e-4)
+    engines: list[Backend] = [backend_on(model_of()) for _ in range(5)]
+    engines.append(Lossy(backend_on(model_of()), lambda _: ()))
+    fleet = FleetBackend(engines)
+    canary = Canary(learner, fleet)
+    await sync_weights(learner, fleet, 0, canary)
+    learner.update(samples(20, 9))
+    with pytest.raises(WeightSyncError, match="the weights were not delivered"):
+        await sync_weights(learner, fleet, 1, canary)
 
 
 async def test_partially_synced_weights_are_detected(backend_on: BackendOn) -> None:

@@ -82,7 +82,7 @@ config = TrainConfig(
     max_turns=4,
     sampling={"max_tokens": 32},
     optimizer={"learning_rate": 5e-4, "schedule": "linear"},
-    micro_batch_tokens=4096,
+    micro_batch_tokens=64,  # fewer than a chain has
     steps=3,
     checkpoint={"every": 1, "keep": 2},
 )

@@ -24,6 +24,7 @@ from agentfly.cli.resolve import load_module, make_agent
 from agentfly.cli.run import require_torch
 from agentfly.data import read_tasks
 from agentfly.errors import ConfigError
+from agentfly.integrations.verl.config import ClusterConfig
 from agentfly.rollout.config import parse_tasks
 from agentfly.runs import RunDirectory
 from agentfly.training.config import TrainConfig, parse_overrides, validate_overrides
@@ -69,9 +70,10 @@ def resume_run(folder: Path, from_step: int | None, changes: Sequence[str] = ())
     """Resume a run from its newest checkpoint, or from `from_step`; overrides change fields that are safe to change."""
     require_torch("train")
     new = parse_overrides(changes)
-    validate_overrides(new)
     run = RunDirectory(folder)
     stored = run.config
+    on_verl = stored.get("on") == "verl"
+    validate_overrides(ClusterConfig.split(new)[1] if on_verl else new)
     if "recipe" not in stored:
         raise ConfigError(f"the run in {folder} was not started from a recipe: resume it from the program that did")
     original = Path(stored["recipe"])
@@ -83,8 +85,7 @@ def resume_run(folder: Path, from_step: int | None, changes: Sequence[str] = ())
         text = f"the run in {folder} is finished: see {run.report}; {_RESUME} {folder} steps={2 * done} trains on"
         print_text(Console(), text)
         return
-    if stored.get("on") == "verl":
-        from agentfly.integrations.verl.config import ClusterConfig
+    if on_verl:
         from agentfly.integrations.verl.launch import describe_cluster, require_verl, train_on_verl
 
         require_verl()
@@ -107,8 +108,6 @@ def resume_run(folder: Path, from_step: int | None, changes: Sequence[str] = ())
 
 def _train_on_verl(recipe: Recipe, overrides: Mapping[str, Any], folder: Path | None, on: str) -> None:
     """Train on a Ray cluster; the overrides contain those of the cluster."""
-    from agentfly.integrations.verl.config import ClusterConfig
-
     if on != "verl":
         raise ConfigError(f"--on {on}: there is no such system to train on; write --on verl, or leave it out")
     cluster, own = ClusterConfig.split(overrides)
@@ -168,6 +167,8 @@ def _report_run(config: TrainConfig, folder: Path, memory: str) -> Iterator[None
     try:
         yield
     except KeyboardInterrupt:
+        if not (folder / "config.json").exists():
+            raise  # on verl, before the run was created
         done = max((record.step for record in RunDirectory(folder).records()), default=0)
         text = f"stopped after step {done} of {config.steps}; resume with: {_RESUME} {folder}"
         if done == config.steps:

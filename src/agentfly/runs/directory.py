@@ -75,7 +75,8 @@ def recipe_name(path: str | Path) -> str:
 class RunDirectory:
     """Read access to a run directory; `RunWriter` writes."""
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, must_exist: bool = True) -> None:
+        """`must_exist`: raise DataError where there is no run; else reading does."""
         self.path = Path(path).absolute()
         self._config = self.path / "config.json"
         self.metrics_file = self.path / "metrics.jsonl"
@@ -85,7 +86,7 @@ class RunDirectory:
         """The folder of checkpoints, written by the trainer."""
         self.curve = self.path / "reward.png"
         self.report = self.path / "report.html"
-        if not self._config.is_file():
+        if must_exist and not self._config.is_file():
             raise DataError(f"{self.path} is not a run directory: it has no {self._config.name}")
 
     @property

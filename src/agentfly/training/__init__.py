@@ -35,7 +35,7 @@ def train(
     held_out = parse_tasks(eval_tasks) if eval_tasks else ()
     plan = TrainPlan(agent, parse_tasks(tasks), config or TrainConfig(), held_out)
     if launch_or_join_ranks(plan.config, resumed=resume):
-        return RunDirectory(run)
+        return RunDirectory(run, must_exist=False)  # the machine of another rank may not have it
     from agentfly.training.trainer import Trainer
 
     wait_for(Trainer(plan, Path(run), resume=resume).run())

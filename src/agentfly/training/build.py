@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -13,9 +14,7 @@ from agentfly.backends import find_backend, open_backend
 from agentfly.backends.engine.loading import load_config, max_positions, resolve_device, resolve_dtype
 from agentfly.errors import ConfigError
 from agentfly.models import resolve
-from agentfly.rollout.scheduler import validate_run
-from agentfly.templates.template import History
-from agentfly.threads import release_helpers
+from agentfly.threads import release_helpers, wait_for
 from agentfly.training.launch import is_torchrun_rank
 from agentfly.training.learner import Learner
 from agentfly.training.memory import MemoryPlan, fit_cache, plan_run, share_gpu
@@ -26,11 +25,12 @@ from agentfly.training.sharding import Ranks
 _LOG = logging.getLogger(__name__)
 
 
-def build_learner_and_agent(plan: TrainPlan) -> tuple[Learner, BaseAgent, MemoryPlan]:
+def build_learner_and_agent(plan: TrainPlan, undo: ExitStack) -> tuple[Learner, BaseAgent, MemoryPlan]:
     """Load the model once; the learner trains it, and the embedded backend samples from it.
 
     Asynchronous and distributed training sample from a copy: an update would change shared weights in the middle of a
     forward pass. The memory plan is checked before the model is loaded, and when the update has been measured.
+    undo: gets what closes learner and agent; where something after them fails, other ranks end without an error.
     """
     config = plan.config
     find_backend(config.backend_settings["backend"])  # raises where it is missing, before a model is built or loaded
@@ -57,6 +57,7 @@ def build_learner_and_agent(plan: TrainPlan) -> tuple[Learner, BaseAgent, Memory
     if asynchronous and embedded and device.type == "cpu":  # the engine and the learner compute at the same time
         torch.set_num_threads(max(min(torch.get_num_threads(), (os.cpu_count() or 2) // 2), 1))
     learner = build_learner(config, device, ranks)
+    undo.callback(learner.close)
     if embedded and device.type == "cuda":
         longest, kv_memory = lengths["run_options.context_length"], settings.get("kv_memory")
         memory = fit_cache(memory, learner, longest=longest, kv_memory=kv_memory)
@@ -78,18 +79,7 @@ def build_learner_and_agent(plan: TrainPlan) -> tuple[Learner, BaseAgent, Memory
         template=config.template,
         **({} if embedded else {"backend_config": settings}),
     )
-    if agent.scorer is None:
-        raise ConfigError("this agent has no reward, so there is nothing to learn from; give it reward=…")
-    rewrites_history = (
-        (agent.template is not None and agent.template.history is not History.APPEND)
-        or "folding" in config.run_options
-        or config.run_options.get("strategy") == "step"
-    )
-    if config.segment_reward != "broadcast" and not rewrites_history:
-        raise ConfigError(
-            f"segment_reward={config.segment_reward!r} would have no effect: no history is rewritten here, so every "
-            "chain is one segment; set run_options.strategy='step', or give a folding rule"
-        )
-    validate_run(agent, [*plan.tasks, *plan.eval_tasks])
+    undo.callback(lambda: wait_for(agent.close()))
+    plan.check_agent(agent)
     release_helpers()  # the OpenMP threads that loading started
     return learner, agent, memory

@@ -39,7 +39,7 @@ def launch_or_join_ranks(config: TrainConfig, command: Sequence[str] = (), *, re
     _select_gpu(int(os.environ["LOCAL_RANK"]), local_ranks)
     if os.environ["RANK"] == "0":
         return False
-    # Rank 0 decides when the run ends. A rank that waits in a collective runs no handler of Python.
+    # A rank that waits in a collective runs no handler of Python.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     from agentfly.backends.engine.loading import resolve_device
@@ -48,7 +48,10 @@ def launch_or_join_ranks(config: TrainConfig, command: Sequence[str] = (), *, re
 
     settings = config.backend_settings
     device = resolve_device(settings.get("device") if settings["backend"] == "transformers" else None)
-    learner = build_learner(config, device, Ranks(device))
+    ranks = Ranks(device)
+    # From here on rank 0 decides when the run ends: it writes a checkpoint first. This rank sees that it is gone.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    learner = build_learner(config, device, ranks)
     assert isinstance(learner, ShardedLearner)
     learner.follow()
     learner.close()

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from agentfly.agent import BaseAgent
 from agentfly.errors import ConfigError
+from agentfly.rollout.scheduler import validate_run
+from agentfly.templates.template import History
 from agentfly.training.config import TrainConfig
 from agentfly.types import Task
 
@@ -42,3 +44,20 @@ class TrainPlan:
         trained = {content(task) for task in self.tasks}
         if both := [task.id for task in self.eval_tasks if content(task) in trained]:
             raise ConfigError(f"{len(both)} of the held-out tasks are trained on too, {both[0]!r} among them")
+
+    def check_agent(self, agent: BaseAgent) -> None:
+        """Raise ConfigError, before the first token, where the plan cannot train this agent."""
+        if agent.scorer is None:
+            raise ConfigError("this agent has no reward, so there is nothing to learn from; give it reward=…")
+        config = self.config
+        rewrites_history = (
+            (agent.template is not None and agent.template.history is not History.APPEND)
+            or "folding" in config.run_options
+            or config.run_options.get("strategy") == "step"
+        )
+        if config.segment_reward != "broadcast" and not rewrites_history:
+            raise ConfigError(
+                f"segment_reward={config.segment_reward!r} would have no effect: no history is rewritten here, so "
+                "every chain is one segment; set run_options.strategy='step', or give a folding rule"
+            )
+        validate_run(agent, [*self.tasks, *self.eval_tasks])

@@ -7,6 +7,7 @@ operations are collectives: all ranks call them in the same order, or they wait 
 
 from __future__ import annotations
 
+import itertools
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
@@ -33,7 +35,9 @@ COMMAND_TIMEOUT = timedelta(days=30)
 """How long a rank waits for the next command: a rollout may take hours. A rank that dies closes its connections."""
 AGREED = ConfigError, RecordError, NonFiniteError
 """Errors that all ranks raise: they follow from the arguments, or the ranks agreed on them (`raise_together`)."""
-_FAILURE = "agentfly/failure"
+_FAILURE = "failure"
+_NUMBERS = itertools.count()
+"""Numbers the `Ranks` of this process."""
 
 
 class Ranks:
@@ -45,7 +49,9 @@ class Ranks:
     def __init__(self, device: torch.device) -> None:
         if device.type == "cuda":
             torch.cuda.init()  # else the mesh would select the device LOCAL_RANK, and this process sees one only
-        self._store, self.rank, self.size = next(rendezvous("env://"))
+        store, self.rank, self.size = next(rendezvous("env://"))
+        # A program may train twice: the keys of the first run have the addresses of its closed connections.
+        self._store = PrefixStore(f"agentfly/{next(_NUMBERS)}", store)
         self.device = device
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=self._store, rank=self.rank, world_size=self.size)

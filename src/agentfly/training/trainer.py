@@ -35,14 +35,13 @@ from agentfly.runs import (
 from agentfly.runs.report import write_report_files
 from agentfly.segment import Floats
 from agentfly.templates.tokenizer import load_tokenizer, save_tokenizer
-from agentfly.threads import compute, trim_heap, wait_for
+from agentfly.threads import compute, trim_heap
 from agentfly.training.advantages import compute_samples, measure_teacher
 from agentfly.training.async_rollout import AsyncCollector
 from agentfly.training.build import build_learner_and_agent
 from agentfly.training.checkpoint import CheckpointManager, TrainerState, refuse_unsafe_changes
 from agentfly.training.plan import TrainPlan
 from agentfly.training.rollout_batch import Collector, DifficultySampler, RolloutBatch, TaskSampler
-from agentfly.training.sharded_learner import ShardedLearner
 from agentfly.training.teacher import TeacherServer
 from agentfly.training.weight_sync import Canary, sync_weights
 from agentfly.trajectory import Trajectory
@@ -74,9 +73,7 @@ class Trainer:
                 if checkpoints.candidates() or from_step is not None:
                     state, model_folder = checkpoints.load(from_step)
                 writer = undo.enter_context(RunWriter.open(folder))
-            learner, agent, self.memory = build_learner_and_agent(plan)
-            undo.callback(learner.close)
-            undo.callback(lambda: wait_for(agent.close()))
+            learner, agent, self.memory = build_learner_and_agent(plan, undo)
             if resume and state is not None and model_folder is not None:
                 learner.load(model_folder)
                 checkpoints.remove_after(state.step)
@@ -155,23 +152,21 @@ class Trainer:
 
     async def _stop(self, step: asyncio.Task[None]) -> None:
         """End the step in progress with a checkpoint: abandon a rollout, leave out an evaluation, finish an update."""
-        # Other ranks may have ended already: nothing that they take part in can be waited for, or saved.
-        sharded = isinstance(self.learner, ShardedLearner)
-        self._stopping = not sharded
-        if sharded or self._phase in ("rollout", "evaluate"):
+        self._stopping = True
+        if self._phase in ("rollout", "evaluate"):
             step.cancel()
         await asyncio.wait([step])
         if not step.cancelled():
             step.result()
             # The cancellation may arrive when the step has decided already that no checkpoint is due.
-            if not sharded and self.step not in self._checkpoints.steps():
+            if self.step not in self._checkpoints.steps():
                 self._save_checkpoint()
             return
         self.step -= 1
         # The journal of an asynchronous rollout has everything since the last checkpoint. A checkpoint of this step is
         # not written again: the old one would be removed first, and a process that is being stopped may be killed then.
-        due = not sharded and not self.config.async_training.max_staleness
-        if due and self.step and self.step not in self._checkpoints.steps():
+        due = self.step and not self.config.async_training.max_staleness
+        if due and self.step not in self._checkpoints.steps():
             self._task_sampler.position = self._step_position
             self._save_checkpoint()
 

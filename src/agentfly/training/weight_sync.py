@@ -57,7 +57,7 @@ class Canary:
     def __init__(
         self, learner: Learner, backend: Backend, *, prompts: int = 4, length: int = 8, tolerance: float | None = None
     ) -> None:
-        """`prompts` prompts of `length` tokens each, with as many tokens to sample.
+        """`prompts` prompts of `length` tokens each, with as many tokens to sample; at least one per member of a fleet.
 
         tolerance: accepted mean difference of log-probabilities; None is several times what rounding was measured to
         do to equal weights: about 1e-6 in float32; in bfloat16 up to 0.03 before training, 0.1 after some steps of it.
@@ -68,9 +68,11 @@ class Canary:
         # Only the first tokens: the last rows of the embeddings may be padding, which a server refuses.
         draw = Random(0)
         vocab = min(learner.vocab_size, 1000)
-        self._prompts = [[draw.randrange(vocab) for _ in range(length)] for _ in range(prompts)]
+        members = backend.members if isinstance(backend, FleetBackend) else (backend,)
+        count = max(prompts, len(members))
+        self._prompts = [[draw.randrange(vocab) for _ in range(length)] for _ in range(count)]
         if tolerance is None:
-            engine = backend.members[0] if isinstance(backend, FleetBackend) else backend
+            engine = members[0]
             dtype = next(iter(engine.weights.values())).dtype if isinstance(engine, TransformersBackend) else None
             tolerance = 1e-3 if dtype == torch.float32 and not learner.low_precision else 0.1
         self.tolerance = tolerance
@@ -96,14 +98,16 @@ class Canary:
         completions = await asyncio.gather(*map(self._backend.generate, requests))
         scores = await compute(self._score, completions)
         difference = _mean_difference([each.logprobs for each in completions], scores)
-        unchanged = bool(self._last) and all(
-            list(now.token_ids) == list(then.token_ids) and np.array_equal(now.logprobs, then.logprobs)
-            for now, (then, _) in zip(completions, self._last, strict=True)
-        )
-        # A backend that answers exactly as before while the learner has moved never received the weights.
-        moved = _mean_difference([then for _, then in self._last], scores) if unchanged else 0.0
+        # A backend, or a member of a fleet, that answers exactly as before while the learner has moved never received
+        # the weights.
+        moved = [
+            _mean_difference([before], [score])
+            for now, score, (then, before) in zip(completions, scores, self._last, strict=False)
+            if list(now.token_ids) == list(then.token_ids) and np.array_equal(now.logprobs, then.logprobs)
+        ]
+        unchanged = max(moved, default=0.0) > self.tolerance / 10
         accepted = min(max(self.tolerance, 3 * self._last_difference), 5 * self.tolerance)
-        if difference > accepted or moved > self.tolerance / 10:
+        if difference > accepted or unchanged:
             raise WeightSyncError(self._explain(version, completions, difference, accepted, unchanged=unchanged))
         self._last_difference = difference
         self._last = list(zip(completions, scores, strict=True))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentfly.algorithms import GRPO
+from agentfly.algorithms import ALGORITHMS, GRPO
 from agentfly.algorithms.base import Episode, Group
 from agentfly.algorithms.loss import correction_weights
 from agentfly.errors import RecordError
@@ -46,7 +46,7 @@ def make_groups(*, greedy: bool) -> list[Group]:
     return groups
 
 
-@pytest.mark.parametrize("name", ["grpo", "rloo", "ppo", "reinforce_pp", "reinforce_pp_baseline", "gigpo", "remax"])
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
 @pytest.mark.parametrize("kl", [{}, {"coef": 0.3, "placement": "reward", "estimator": "k1"}])
 @pytest.mark.parametrize("rule", ["broadcast", "geometric"])
 def test_rows_have_the_advantages_of_a_local_run(name: str, kl: dict[str, Any], rule: Any) -> None:
@@ -131,7 +131,7 @@ def test_algorithm_that_returns_other_episodes_is_refused(algorithm: Any) -> Non
 def test_correction_is_that_of_a_local_run() -> None:
     import torch
 
-    config = TrainConfig(loss={"correction": "sequence-mask", "correction_cap": 1.5})
+    config = TrainConfig(loss={"correction": "sequence-mask", "correction_cap": 1.5}, epochs=3)
     groups = make_groups(greedy=False)
     rows = [row for group in groups for episode in group.episodes for row in build_rows(episode.trajectory)]
     draw = np.random.default_rng(1)
@@ -140,6 +140,7 @@ def test_correction_is_that_of_a_local_run() -> None:
         "response_mask": [row.mask.astype(np.float32) for row in rows],
         "rollout_log_probs": [row.logprobs for row in rows],
         "old_log_probs": old,
+        "entropy": [np.where(row.mask, 2.0, 9.0).astype(np.float32) for row in rows],
     }
     metrics, correction = measure_mismatch(fields, config)
     assert correction is not None
@@ -154,4 +155,6 @@ def test_correction_is_that_of_a_local_run() -> None:
         )
         assert np.allclose(factors[row.mask], expected.numpy(), atol=1e-6)
     assert 0 < metrics["policy/corrected"] < 1
+    assert metrics["policy/entropy"] == 2.0
+    assert metrics["policy/tokens"] == 3 * sum(row.mask.sum() for row in rows)
     assert {0.0} < {float(each) for factors in correction for each in factors}  # some are masked, some not

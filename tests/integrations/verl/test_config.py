@@ -10,7 +10,7 @@ from agentfly.integrations.verl.config import (
     _FIELDS,
     ClusterConfig,
     build_settings,
-    field_of_key,
+    find_setting,
     select_mode,
 )
 from agentfly.training.config import TrainConfig
@@ -52,7 +52,6 @@ def test_fields_reach_the_keys_of_verl() -> None:
         num_chains=4,
         steps=7,
         epochs=2,
-        micro_batch_tokens=999,
         optimizer={"learning_rate": 3e-6, "max_grad_norm": 0.5},
         loss={"clip": (0.2, 0.3), "entropy_coef": 0.01, "aggregation": "sequence"},
         kl={"coef": 0.1, "estimator": "k2"},
@@ -69,7 +68,6 @@ def test_fields_reach_the_keys_of_verl() -> None:
     assert out["actor_rollout_ref.actor.optim.lr"] == 3e-6
     assert out["actor_rollout_ref.actor.optim.clip_grad"] == 0.5
     assert out["actor_rollout_ref.actor.ppo_epochs"] == 2
-    assert out["actor_rollout_ref.actor.ppo_max_token_len_per_gpu"] == 999
     assert out["actor_rollout_ref.actor.clip_ratio_high"] == 0.3
     assert out["actor_rollout_ref.actor.entropy_coeff"] == 0.01
     assert out["actor_rollout_ref.actor.loss_agg_mode"] == "seq-mean-token-mean"
@@ -122,6 +120,8 @@ def test_staleness_selects_the_mode(cluster: dict[str, Any], fields: dict[str, A
         ("backend='client'", {"backend": "client"}, {}, "cuda"),
         ("backend='vllm'", {"backend": "vllm"}, {}, "cpu"),
         ("backend.kv_memory", {"backend": {"backend": "transformers", "kv_memory": 5}}, {}, "cuda"),
+        ("backend.device='cpu'", {"backend": {"backend": "transformers", "device": "cpu"}}, {}, "cuda"),
+        ("precision='bfloat16'", {"precision": "bfloat16"}, {}, "cpu"),
         ("gpus=4", {"gpus": 4}, {}, "cuda"),
         ("lora_rank=8", {"lora_rank": 8}, {}, "cpu"),
         ("kl.coef=0.1", {"kl": {"coef": 0.1}}, {}, "cpu"),
@@ -155,8 +155,25 @@ def test_every_field_is_accounted_for() -> None:
     nested = set(TrainConfig().flat())
     missing = {name for name in nested if name not in mapped}
     assert not missing
-    assert field_of_key("actor_rollout_ref.actor.optim.lr") == "optimizer.learning_rate"
-    assert field_of_key("trainer.project_name") is None
+    assert find_setting("trainer.project_name") is None
+
+
+@pytest.mark.parametrize(
+    ("key", "advice"),
+    [
+        ("actor_rollout_ref.actor.optim.lr", "write optimizer.learning_rate=…"),
+        ("+actor_rollout_ref.rollout.n", "write num_chains=…"),
+        ("actor_rollout_ref.actor.ppo_max_token_len_per_gpu", "write micro_batch_tokens=…"),
+        ("trainer.nnodes", "write nodes=…"),
+        ("algorithm.adv_estimator", "write algorithm=…"),
+        ("algorithm.gamma", "leave it out, it is set by --on verl itself"),
+        ("trainer.default_local_dir", "leave it out, it is set by --on verl itself"),
+    ],
+)
+def test_raw_key_that_a_field_sets_is_refused(key: str, advice: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        ClusterConfig.split({f"verl.{key}": 5})
+    assert str(error.value) == f"verl.{key}=5 contradicts what sets it here: {advice}"
 
 
 def test_overrides_of_the_cluster_are_split_off() -> None:

@@ -1,6 +1,8 @@
 """What the driver decides without a cluster: the device, the checkpoint of a start, and how often a job starts."""
 
 import contextlib
+import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,6 +44,19 @@ def test_device_is_a_gpu_if_ray_reports_its_type_or_the_user_says_so() -> None:
         launch.check_cluster(ray_with(), ClusterConfig(gpus=1, verl={"trainer.device": "tpu"}))
     with pytest.raises(ConfigError, match="asks for 1 nodes with 8 GPU, 26 CPU each; the cluster has 0 of them"):
         launch.check_cluster(ray_with(), ClusterConfig())
+
+
+def test_sigterm_is_handled_as_before_ray_was_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    ray = SimpleNamespace(
+        is_initialized=lambda: False, init=lambda **_: signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))
+    )
+    monkeypatch.setattr("agentfly.resources.runtimes.ray.runtime.import_ray", lambda: ray)
+    try:
+        launch.connect()
+        assert signal.getsignal(signal.SIGTERM) is before
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_vision_model_is_refused_by_name_before_the_cluster_is_used(
@@ -192,6 +207,16 @@ def test_later_and_incomplete_checkpoints_are_removed(tmp_path: Path) -> None:
     (tmp_path / "checkpoints/global_step_1" / STATE_FILE).unlink()
     assert rewind(None) == (None, [], [])
     assert RunDirectory(tmp_path).config == {"loggers": []}
+
+
+def test_another_number_of_training_processes_is_refused(tmp_path: Path) -> None:
+    actor = tmp_path / "checkpoints/global_step_7/actor"
+    actor.mkdir(parents=True)
+    (actor / "model_world_size_4_rank_0.pt").touch()
+    (actor.parent / STATE_FILE).touch()
+    launch.refuse_other_ranks(ClusterConfig(nodes=2, gpus=2), tmp_path)
+    with pytest.raises(ConfigError, match=r"nodes=3 gpus=2 are 6 training processes, .*: model=.*/actor/huggingface"):
+        launch.refuse_other_ranks(ClusterConfig(nodes=3, gpus=2), tmp_path)
 
 
 def test_run_that_another_process_writes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 Every field of TrainConfig is mapped here, honored by our own code on verl (advantages, loss, correction, KL in the
 reward, mini-batches, seeds, evaluation, checkpoints), or refused by name before anything starts. Raw keys of verl,
-written `verl.KEY=VALUE`, replace what is set here.
+written `verl.KEY=VALUE`, replace what is set here; one that a field sets is refused, since our code reads the field.
 """
 
 from __future__ import annotations
@@ -70,6 +70,9 @@ class ClusterConfig:
             least = 0 if name in ("rollout_nodes", "restarts") else 1
             if type(value) is not int or value < least:
                 raise ConfigError(f"{name} is an integer of at least {least}, not {value!r}")
+        for name, value in raw.items():
+            if setting := find_setting(name.removeprefix("+")):
+                raise ConfigError(f"verl.{name}={value!r} contradicts what sets it here: {setting}")
         rest = {name: each for name, each in overrides.items() if name not in own and not name.startswith("verl.")}
         return cls(**own, verl=raw), rest
 
@@ -122,6 +125,10 @@ def check_verl_support(config: TrainConfig, cluster: ClusterConfig, device: Devi
          "on CPUs the embedded engine serves: leave it out"),
         (bool(set(settings) - {"device", "dtype"}), f"backend.{min(set(settings) - {'device', 'dtype'}, default='')}",
          "write the setting of verl's server instead: verl.actor_rollout_ref.rollout.…"),
+        (settings.get("device", device) != device, f"backend.device={settings.get('device')!r}",
+         f"the servers use the device that is trained on, {device}: leave it out"),
+        (device == "cpu" and config.precision == "bfloat16", "precision='bfloat16'",
+         "on CPUs it trains in float32: leave it out"),
         (config.gpus != 1, f"gpus={config.gpus}",
          "in a recipe it is the number of ranks on one machine; write nodes=… gpus=… on the command line"),
         (embedded and config.lora_rank is not None, f"lora_rank={config.lora_rank}",
@@ -198,7 +205,6 @@ def build_settings(
             f"{role}.ppo_epochs": config.epochs,
             f"{role}.ppo_mini_batch_size": config.tasks_per_step,  # not read: the trainer passes `mini_batches`
             f"{role}.use_dynamic_bsz": True,
-            f"{role}.ppo_max_token_len_per_gpu": config.micro_batch_tokens,
             f"{role}.shuffle": config.mini_batches > 1,
             f"{role}.data_loader_seed": config.seed,
             f"{role}.loss_agg_mode": aggregation,
@@ -249,7 +255,6 @@ def build_settings(
         f"{rollout}.calculate_log_probs": True,
         f"{rollout}.tensor_model_parallel_size": 1,
         f"{rollout}.log_prob_use_dynamic_bsz": True,
-        f"{rollout}.log_prob_max_token_len_per_gpu": config.micro_batch_tokens,
         f"{rollout}.seed": config.seed,
         "reward.num_workers": 0,  # rewards are computed by our chains
         # ── trainer ──
@@ -280,9 +285,7 @@ def build_settings(
         out[f"{rollout}.load_format"] = "auto"
     if reference:
         role = "actor_rollout_ref.ref"
-        tokens = config.micro_batch_tokens
-        out |= engine(role)
-        out |= {f"{role}.log_prob_use_dynamic_bsz": True, f"{role}.log_prob_max_token_len_per_gpu": tokens}
+        out |= {**engine(role), f"{role}.log_prob_use_dynamic_bsz": True}
     if config.algorithm.needs_values:
         rate = config.optimizer.critic_learning_rate or config.optimizer.learning_rate
         out |= {**engine("critic"), **optimizer("critic", rate)}
@@ -290,7 +293,6 @@ def build_settings(
             "critic.model.path": model,
             "critic.model.use_remove_padding": not on_cpu,
             "critic.model.enable_gradient_checkpointing": config.gradient_checkpointing,
-            "critic.forward_max_token_len_per_gpu": config.micro_batch_tokens,
             "critic.cliprange_value": 1e9,  # our critic's loss is not clipped
             "critic.loss_agg_mode": "token-mean",
         }
@@ -315,9 +317,12 @@ def build_settings(
     return out
 
 
-def field_of_key(key: str) -> str | None:
-    """The field of TrainConfig or the cluster that sets a key of verl, for messages; None where none does."""
-    return _FIELDS.get(key.removeprefix("actor_rollout_ref."))
+def find_setting(key: str) -> str | None:
+    """What sets a key of verl that is not to be replaced, for messages; None for other keys."""
+    short = key.removeprefix("actor_rollout_ref.")
+    if short in _FIELDS:
+        return f"write {_FIELDS[short]}=…"
+    return "leave it out, it is set by --on verl itself" if key.startswith(_OWN_KEYS) else None
 
 
 _FIELDS = {
@@ -325,9 +330,15 @@ _FIELDS = {
     "model.enable_gradient_checkpointing": "gradient_checkpointing", "actor.entropy_coeff": "loss.entropy_coef",
     "actor.optim.clip_grad": "optimizer.max_grad_norm", "actor.ppo_epochs": "epochs", "actor.kl_loss_coef": "kl.coef",
     "actor.kl_loss_type": "kl.estimator", "actor.ppo_max_token_len_per_gpu": "micro_batch_tokens",
+    "rollout.log_prob_max_token_len_per_gpu": "micro_batch_tokens", "algorithm.adv_estimator": "algorithm",
+    "algorithm.use_kl_in_reward": "kl.placement", "algorithm.rollout_correction": "loss.correction",
+    "trainer.save_freq": "checkpoint.every", "trainer.test_freq": "evaluation.every", "trainer.logger": "loggers",
     "actor.loss_agg_mode": "loss.aggregation", "actor.policy_loss.loss_mode": "loss.type", "rollout.n": "num_chains",
     "rollout.temperature": "sampling.temperature", "data.train_batch_size": "tasks_per_step",
     "critic.optim.lr": "optimizer.critic_learning_rate", "trainer.nnodes": "nodes", "trainer.n_gpus_per_node": "gpus",
     "trainer.total_training_steps": "steps", "trainer.v1.trainer_mode": "async_training.max_staleness",
     "trainer.v1.sampler.max_off_policy_threshold": "async_training.max_staleness", "rollout.nnodes": "rollout_nodes",
 }  # fmt: skip
+_OWN_KEYS = ("algorithm.", "data.", "trainer.default_local_dir", "trainer.resume_", "trainer.val_before_train",
+             "actor_rollout_ref.rollout.calculate_log_probs")  # fmt: skip
+"""Keys, or their beginnings, that our chains, advantages and checkpoints depend on."""

@@ -28,7 +28,6 @@ from agentfly.integrations.verl.config import (
     Device,
     JobSpec,
     build_settings,
-    field_of_key,
     list_checkpoints,
 )
 from agentfly.models import resolve
@@ -77,6 +76,7 @@ def train_on_verl(
     config = plan.config
     if resume:
         refuse_unsafe_changes(config, RunDirectory(folder))
+        refuse_other_ranks(cluster, folder)
     model = resolve(config.model)
     model_config = load_config(model)
     if hasattr(model_config, "vision_config"):
@@ -116,6 +116,19 @@ def train_on_verl(
     )
     supervise(ray, cluster, spec, verl_config=verl_config, environment=environment, from_step=from_step)
     write_report_files(RunDirectory(folder), Codec(load_tokenizer(model)).decode)
+
+
+def refuse_other_ranks(cluster: ClusterConfig, folder: Path) -> None:
+    """Raise ConfigError where a run is resumed with another number of training processes than wrote its checkpoints."""
+    ranks = cluster.nodes * cluster.gpus
+    for step in list_checkpoints(folder / "checkpoints")[-1:]:
+        actor = folder / "checkpoints" / f"global_step_{step}" / "actor"
+        if not (actor / f"model_world_size_{ranks}_rank_0.pt").exists():
+            raise ConfigError(
+                f"nodes={cluster.nodes} gpus={cluster.gpus} are {ranks} training processes, and {actor} was written by "
+                "another number of them, each with its part: resume the run with as many, or start another one from "
+                f"its model: model={actor / 'huggingface'}"
+            )
 
 
 def supervise(
@@ -360,7 +373,5 @@ def compose_config(settings: Mapping[str, Any], raw: Mapping[str, Any]) -> Any:
         added = key.startswith("+")
         if not added and OmegaConf.select(config, key, default=missing, throw_on_missing=False) is missing:
             raise ConfigError(f"verl has no key {key!r}; write verl.+{key}=… to add it")
-        if field := field_of_key(key):
-            _LOG.warning("verl.%s=%s replaces %s", key, json.dumps(value), field)
         OmegaConf.update(config, key.removeprefix("+"), value, force_add=True)
     return config

@@ -75,9 +75,9 @@ class ChainWorker:
         torch.set_num_threads(1)
         tq.init()
         plan = spec.make_plan()
+        self._plan = plan
         self._config = plan.config
         self._sampler = TaskSampler(plan.tasks, plan.config.seed)
-        self._eval_tasks = plan.eval_tasks
         backend = VerlBackend(client, spec.context_length)
         self.agent = plan.make_agent(model_name_or_path=spec.model, backend=backend, template=plan.config.template)
         # Environments with the runtime `ray` are leased from one manager that all workers share; the others are started
@@ -89,8 +89,9 @@ class ChainWorker:
             limits = {"instances": own.budget.instances, "memory": own.budget.memory}
             self.agent.manager = RayManager(f"agentfly-{spec.folder.name}", own.pools, **limits)
 
-    async def list_tools(self) -> list[str]:
-        """Names of the agent's tools."""
+    async def check(self) -> list[str]:
+        """Raise ConfigError where the agent cannot be trained; returns the names of its tools."""
+        self._plan.check_agent(self.agent)
         return list(self.agent.toolbox.names)
 
     async def run_group(self, request: GroupRequest) -> FinishedGroup:
@@ -99,7 +100,7 @@ class ChainWorker:
         group = request.position
         count = config.num_chains
         if request.held_out:
-            task = self._eval_tasks[request.position]
+            task = self._plan.eval_tasks[request.position]
             count = config.evaluation.chains
             seed = config.seed
         else:
@@ -152,7 +153,10 @@ class RolloutManager:
         cloudpickle: Any = ray.cloudpickle
         arguments = cloudpickle.dumps((spec, client))
         self.workers: list[Any] = [worker.remote(arguments) for _ in range(spec.workers)]
-        self.tools: list[str] = ray.get([each.list_tools.remote() for each in self.workers])[0]
+        try:
+            self.tools: list[str] = ray.get([each.check.remote() for each in self.workers])[0]
+        except RayTaskError as error:
+            raise error.cause from error
         self.reruns = 0
         """Groups that were started again after the death of their worker."""
         self._on_progress = on_progress

@@ -235,10 +235,12 @@ def measure_mismatch(
     flat = {name: torch.from_numpy(np.concatenate(values)[sampled]) for name, values in fields.items()}
     old, sampler = flat["old_log_probs"], flat["rollout_log_probs"]
     metrics = {
-        "policy/tokens": float(len(old)),
+        "policy/tokens": float(len(old) * config.epochs),
         "policy/mismatch_kl": float(kl_divergence(sampler, old, "k3").mean()),
         "policy/mismatch_max": float((old - sampler).abs().max()),
     }
+    if "entropy" in flat:  # verl's own mean is weighted as the loss is
+        metrics["policy/entropy"] = float(flat["entropy"].mean())
     if "ref_log_prob" in flat:
         metrics["policy/kl"] = float(kl_divergence(old, flat["ref_log_prob"], config.kl.estimator).mean())
     if config.loss.correction is None:

@@ -56,7 +56,7 @@ SERVER_SECONDS = 10.0
 POLL_SECONDS = 0.25
 """Interval at which the queue is asked for finished groups; verl's is 2 s."""
 _UPDATE_PHASES = ("old_log_prob", "ref", "values", "adv", "update_critic", "update_actor")
-_SAME_NAMES = ("grad_norm", "entropy", "ratio", "approx_kl", "clip_low", "clip_high", "clip_dual")
+_SAME_NAMES = ("loss", "grad_norm", "ratio", "approx_kl", "clip_low", "clip_high", "clip_dual")
 _METRIC_NAMES = {
     **{f"actor/{name}": f"policy/{name}" for name in _SAME_NAMES},
     "actor/pg_loss": "policy/loss_policy",
@@ -173,7 +173,6 @@ class AgentFlyTrainer:
             finally:
                 self.rollout.raise_error()  # the cause, where groups failed
             metrics.update(sample_metrics)
-            batch.extra_info["temperature"] = self._train_config.sampling.temperature
             trainer.on_sample_end()
         self._recorder.report_progress(Progress("update"))
         self._take_groups(batch)
@@ -182,6 +181,9 @@ class AgentFlyTrainer:
             if trainer.use_critic:
                 trainer.critic_wg.skip_update()
             return batch
+        # Of every pass. A longer sequence is alone in its pass, as in a local run; verl's own limit refuses it.
+        longest = max(tag["seq_len"] for tag in batch.tags)
+        batch.extra_info["max_token_len_per_gpu"] = max(self._train_config.micro_batch_tokens, longest)
         batch = trainer._balance_batch(batch, metrics=metrics)
         with marked_timer("old_log_prob", timing_raw):
             batch = trainer._compute_old_log_prob(batch, metrics=metrics)
@@ -241,7 +243,7 @@ class AgentFlyTrainer:
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """Write the advantages, returns and correction factors of all rows."""
-        names = ["response_mask", "rollout_log_probs", "old_log_probs"]
+        names = ["response_mask", "rollout_log_probs", "old_log_probs", "entropy"]
         names += ["ref_log_prob"] if self.use_reference_policy else []  # type: ignore[attr-defined]
         names += ["values"] if self.use_critic else []  # type: ignore[attr-defined]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -71,6 +72,7 @@ def connect() -> Any:
     with _CONNECT_LOCK:
         if ray.is_initialized():
             return ray
+        handler = signal.getsignal(signal.SIGTERM)
         try:
             if address:
                 ray.init(address="auto", log_to_driver=False, logging_level="error")
@@ -79,6 +81,8 @@ def connect() -> Any:
         except Exception as error:  # Ray raises many types
             where = f"RAY_ADDRESS={address} cannot be reached" if address else "no local cluster could be started"
             raise ConfigError(f"Ray is not initialized, and {where}: {describe(error)}") from error
+        if handler is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)  # Ray has replaced it by one that ends the process
     _LOG.info("Ray was not initialized: %s", f"connected to {address}" if address else "started a local cluster")
     return ray
 
