@@ -43,6 +43,8 @@ def test_run_directories_are_numbered_and_printed() -> None:
         assert result.exception is None
         assert "held out before training" in result.output
         assert "greedy" in result.output
+        assert "1 steps × 3 tasks × 4 chains; each chain has at most 2 turns of 8 tokens\n" in result.output
+        assert "sampling.max_tokens=8" in result.output
         assert "optimizer.learning_rate=0.02" in result.output
         assert "kl.estimator" not in result.output  # the default
         assert f"all fields: runs/recipe_vowels-{number}/config.json" in result.output
@@ -57,7 +59,8 @@ def test_run_directories_are_numbered_and_printed() -> None:
         ([], "give a recipe, or --resume"),
         ([RECIPE, "--resume", "x"], "a run is resumed as it was started"),
         (["--resume", "x", "--run", "y"], "a run is resumed as it was started"),
-        (["--resume", "x", "stops=9"], "there is no field 'stops'; close ones: steps"),
+        (["--resume", "x", "stops=9"], "there is no field 'stops'; close ones: "),
+        ([RECIPE, "max_tokens=9"], "there is no field 'max_tokens'; write sampling.max_tokens"),
         (["nowhere.py"], "there is no recipe 'nowhere.py'"),
         (["image_qa"], "ImageQA is an environment without a recipe"),
         (["FrozenLake"], "Did you mean frozen_lake?"),

@@ -146,9 +146,12 @@ def plan_recipe(recipe: Recipe, overrides: Mapping[str, Any], beside: Path | Non
 
 @contextlib.contextmanager
 def _report_run(config: TrainConfig, folder: Path, memory: str) -> Iterator[None]:
-    """Print the fields that differ from their defaults and the memory plan before a run, and where to look after it."""
+    """Print the size of a run, the fields that differ from their defaults and the memory plan; then where to look."""
     default = TrainConfig().flat()
     console = Console()
+    chains = f"{config.steps} steps × {config.tasks_per_step} tasks × {config.num_chains} chains"
+    tokens = "any number of" if config.sampling.max_tokens is None else config.sampling.max_tokens
+    print_text(console, f"{chains}; each chain has at most {config.max_turns} turns of {tokens} tokens")
     fields = []
     for name, value in config.flat().items():
         if value != default[name]:
