@@ -76,7 +76,14 @@ def test_run_directories_are_numbered_and_printed() -> None:
         ([RECIPE, "backend=vlm", "model=./nowhere"], "there is no backend 'vlm'"),  # before the model is loaded
         ([RECIPE, "model=./nowhere"], "there is no folder './nowhere' with a model"),
         ([RECIPE, "vision.train_tower=true"], "vision.train_tower=true, but "),
-        ([RECIPE, "model=./run"], "a model of this run is in run/checkpoints/step-000020/model"),
+        *(
+            (
+                [RECIPE, f"model={folder}"],
+                f"'{folder}' is not the folder of a model, but contains one: give run/checkpoints/step-000020/model",
+            )
+            for folder in ("run", "run/checkpoints", "run/checkpoints/step-000020")
+        ),
+        ([RECIPE, "model=empty"], "the folder 'empty' has no model that transformers can load"),
         ([RECIPE, "model=./adapter"], "is an adapter (lora_rank=…), not a whole model"),
     ],
 )
@@ -85,6 +92,8 @@ def test_bad_arguments_are_rejected(words: list[object], said: str) -> None:
         model = Path("run", "checkpoints", step, "model")
         model.mkdir(parents=True)
         (model / "config.json").write_text("{}")
+    Path("run", "config.json").write_text("{}")
+    Path("empty").mkdir()
     Path("adapter").mkdir()
     Path("adapter", "adapter_config.json").write_text("{}")
     assert said in invoke_error(*words)
