@@ -74,7 +74,7 @@ async def test_table_and_json_contain_all_results() -> None:
     assert found.figures.metrics["level=10/reward"] == 0.5
 
 
-async def test_greedy_chain_is_counted_separately() -> None:
+async def test_greedy_chains_are_counted_and_have_their_own_figure() -> None:
     temperatures: list[float] = []
 
     class Watched(HFAgent):
@@ -85,7 +85,7 @@ async def test_greedy_chain_is_counted_separately() -> None:
     agent = Watched(template="chatml", reward=said_yes, backend="scripted", backend_config={"script": solver})
     found = await evaluate(agent, ROWS, chains=2, greedy=True)
     assert sorted(temperatures) == [0.0] * 3 + [1.0] * 6
-    assert (found.chains, sum(found.stops.values())) == (6, 9)
+    assert found.chains == found.to_json()["chains"] == sum(found.stops.values()) == 9
     assert found.greedy is not None
     assert found.greedy.mean == pytest.approx(1 / 3)
     with pytest.raises(ConfigError, match="every chain is greedy"):
