@@ -10,7 +10,7 @@ import pytest
 
 from agentfly import Environment, reward, tool
 from agentfly.agents import HFAgent
-from agentfly.backends.scripted import ScriptedTurn
+from agentfly.backends.scripted import ScriptedBackend, ScriptedTurn
 from agentfly.environment import Pool
 from agentfly.errors import BackendFault, ConfigError, DataError
 from agentfly.evaluation import Evaluation, evaluate
@@ -90,6 +90,24 @@ async def test_greedy_chains_are_counted_and_have_their_own_figure() -> None:
     assert found.greedy.mean == pytest.approx(1 / 3)
     with pytest.raises(ConfigError, match="every chain is greedy"):
         await evaluate(agent, ROWS, greedy=True, sampling=Sampling(temperature=0.0))
+
+
+async def test_first_tasks_are_sampled_first() -> None:
+    """An evaluation that is stopped must have finished most of what it sampled."""
+    sampled: list[tuple[str, int]] = []
+
+    @tool
+    def look() -> str:
+        """Look."""
+        return "seen"
+
+    def script(turn: ScriptedTurn) -> str:
+        sampled.append((turn.chain, turn.turn))
+        return '<tool_call>{"name": "look", "arguments": {}}</tool_call>' if turn.turn == 0 else "yes"
+
+    agent = byte_agent(ScriptedBackend(script, latency=0.001, slots=1), tools=[look], reward=said_yes)
+    await evaluate(agent, [{"question": f"{i}?"} for i in range(8)])
+    assert sampled.index(("0/0", 1)) < sampled.index(("3/0", 0))
 
 
 async def test_failed_chains_are_counted_as_configured() -> None:
