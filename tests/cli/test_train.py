@@ -100,6 +100,23 @@ def test_bad_arguments_are_rejected(words: list[object], said: str) -> None:
     assert not list(Path("runs").glob("*"))
 
 
+def test_recipe_that_needs_a_warm_start_is_refused_unless_a_model_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    sft = "    agentfly sft mine.py --model new --expert 9 \\\n        --out warm"
+    train = "    agentfly train mine.py model=warm"
+    recipe = Path("mine.py")
+    recipe.write_text(
+        RECIPE.read_text().replace('"""A recipe for tests', f'r"""Mine.\n\n{sft}\n{train}\n\nA recipe', 1)
+    )
+    loaded = "vision.train_tower=true"  # refused when the model is loaded
+    assert loaded in invoke_error(recipe, loaded)  # the recipe itself names a folder
+    assert loaded in invoke_error(recipe, loaded, f"model={os.environ['VOWELS_MODEL']}")
+    monkeypatch.setenv("VOWELS_MODEL", "tiny")
+    message = invoke_error(recipe, loaded)
+    assert message.startswith("mine needs a warm start: its model 'tiny' has not learned")
+    assert f"Run\n{sft}\n{train}\nor give another model with model=; model=tiny trains this one" in message
+    assert not list(Path("runs").glob("*"))
+
+
 def test_recipe_with_a_longer_warmup_runs_as_the_start_of_a_longer_run() -> None:
     recipe = Path("recipe.py")
     recipe.write_text(RECIPE.read_text() + "\nconfig = config.override({'steps': 50, 'optimizer.warmup_steps': 10})\n")

@@ -73,7 +73,7 @@ async def evaluate(
         if settings.sampling.temperature == 0:
             raise ConfigError("greedy chains were requested, but at temperature 0 every chain is greedy; drop one")
         plan[chains] = replace(settings, sampling=replace(settings.sampling, temperature=0.0))
-    # The first tasks go first in the backend's queue: an evaluation that is stopped has finished most of what it sampled.
+    # The first tasks are sampled first: an evaluation that is stopped has finished most of what it sampled.
     jobs = [
         ChainJob(task, group, chain, replace(own, priority=group))
         for group, task in enumerate(all_tasks)
