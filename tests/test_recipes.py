@@ -1,6 +1,7 @@
 """Every installed recipe can be trained, and its expert earns the reward with the recipe's own tools."""
 
 import json
+import re
 import sys
 from typing import Any
 
@@ -43,6 +44,18 @@ async def test_its_expert_earns_the_reward(name: str) -> None:
     earned = [chain.reward or 0.0 for chain in shown.accepted]
     # An expert that knows no more than the model need not always win.
     assert sum(earned) >= MIN_SUCCESS.get(name, 0.7) * len(earned), earned
+
+
+@pytest.mark.parametrize("name", TO_TRAIN)
+def test_recipe_that_needs_a_warm_start_has_its_commands(name: str) -> None:
+    explained = find_recipe(name).explain_warm_start("tiny")
+    if name in ("find_digit", "lookup", "openenv", "rooms", "verifiers"):  # their models are pretrained on such tasks
+        assert explained == ""
+    else:
+        sft, train = re.findall(r"^    agentfly (?:.*\\\n)*.*", explained, re.MULTILINE)
+        assert sft.startswith(f"    agentfly sft {name} --model ")
+        assert sft.endswith(" --out warm")
+        assert train.startswith(f"    agentfly train {name} model=warm")
 
 
 def _contents(rows: list[dict[str, Any]]) -> set[str]:

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import importlib.util
+import re
 from pathlib import Path
 
 import pytest
@@ -73,17 +74,35 @@ def test_memory_options_without_a_model_are_rejected() -> None:
 RECIPE = Path(__file__).parents[1] / "training" / "recipe_vowels.py"
 
 
-def test_recipe_is_checked_up_to_a_sampled_chain(small_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def check_recipe(*words: object) -> dict[str, str]:
+    """The results of `agentfly doctor RECIPE`, by check."""
+    said = CliRunner().invoke(app, ["doctor", *map(str, words)])
+    checks = dict(re.findall(r"^(?:ok|FAILS) +([\w -]+): (.*(?:\n +.*)*)", said.output, re.MULTILINE))
+    assert said.exit_code == int("FAILS" in said.output), said.output
+    return checks
+
+
+def test_recipe_is_checked_up_to_a_scored_chain(small_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VOWELS_MODEL", str(small_model))
-    said = CliRunner(env={"COLUMNS": "300"}).invoke(app, ["doctor", str(RECIPE), "sampling.max_tokens=4"])
-    rows = {line.split("│")[1].strip(): line for line in said.output.splitlines() if line.startswith("│")}
-    assert list(rows) == [
-        "sandbox", "packages", "recipe", "GPU", "memory", "template", "parser", "environments", "weight sync", "mask",
-        "log-probabilities",
+    checks = check_recipe(RECIPE, "sampling.max_tokens=4")
+    assert list(checks) == [
+        "sandbox", "packages", "recipe", "model", "GPU", "memory", "template", "parser", "environments", "weight sync",
+        "reward", "mask", "log-probabilities",
     ]  # fmt: skip
-    assert all("FAILS" not in rows[name] for name in list(rows)[1:]), said.output
-    assert said.exit_code == int("FAILS" in rows["sandbox"])
-    assert "40 tasks, 8 held out" in rows["recipe"]
+    assert checks["recipe"].startswith("40 tasks, 8 held out")
+    assert checks["reward"].endswith("of a chain of at most 2 turns of 16 tokens")
+
+
+def test_reward_that_raises_fails_the_check(small_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VOWELS_MODEL", str(small_model))
+    recipe = tmp_path / "recipe.py"
+    broken = "from agentfly import reward\n@reward\ndef broken(prediction: str) -> float:\n    return 1 / 0\n"
+    text = RECIPE.read_text().replace("reward=vowels", "reward=broken")
+    recipe.write_text(text.replace("def agent(", f"{broken}\n\ndef agent("))
+    checks = check_recipe(recipe)
+    assert "ZeroDivisionError" in checks["reward"]
+    assert "`agentfly run RECIPE --row 0 --tokens` shows the chain" in checks["reward"]
+    assert "log-probabilities" in checks
 
 
 def test_failed_check_has_advice_and_exit_status_1(tmp_path: Path, small_model: Path) -> None:

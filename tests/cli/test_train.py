@@ -43,6 +43,8 @@ def test_run_directories_are_numbered_and_printed() -> None:
         assert result.exception is None
         assert "held out before training" in result.output
         assert "greedy" in result.output
+        assert "1 steps × 3 tasks × 4 chains; each chain has at most 2 turns of 8 tokens\n" in result.output
+        assert "sampling.max_tokens=8" in result.output
         assert "optimizer.learning_rate=0.02" in result.output
         assert "kl.estimator" not in result.output  # the default
         assert f"all fields: runs/recipe_vowels-{number}/config.json" in result.output
@@ -57,6 +59,7 @@ def test_run_directories_are_numbered_and_printed() -> None:
         ([], "give a recipe, or --resume"),
         ([RECIPE, "--resume", "x"], "a run is resumed as it was started"),
         (["--resume", "x", "--run", "y"], "a run is resumed as it was started"),
+        ([RECIPE, "max_tokens=9"], "there is no field 'max_tokens'; write sampling.max_tokens"),
         (["nowhere.py"], "there is no recipe 'nowhere.py'"),
         (["image_qa"], "ImageQA is an environment without a recipe"),
         (["FrozenLake"], "Did you mean frozen_lake?"),
@@ -72,7 +75,14 @@ def test_run_directories_are_numbered_and_printed() -> None:
         ([RECIPE, "backend=vlm", "model=./nowhere"], "there is no backend 'vlm'"),  # before the model is loaded
         ([RECIPE, "model=./nowhere"], "there is no folder './nowhere' with a model"),
         ([RECIPE, "vision.train_tower=true"], "vision.train_tower=true, but "),
-        ([RECIPE, "model=./run"], "a model of this run is in run/checkpoints/step-000020/model"),
+        *(
+            (
+                [RECIPE, f"model={folder}"],
+                f"'{folder}' is not the folder of a model, but contains one: give run/checkpoints/step-000020/model",
+            )
+            for folder in ("run", "run/checkpoints", "run/checkpoints/step-000020")
+        ),
+        ([RECIPE, "model=empty"], "the folder 'empty' has no model that transformers can load"),
         ([RECIPE, "model=./adapter"], "is an adapter (lora_rank=…), not a whole model"),
     ],
 )
@@ -81,9 +91,28 @@ def test_bad_arguments_are_rejected(words: list[object], said: str) -> None:
         model = Path("run", "checkpoints", step, "model")
         model.mkdir(parents=True)
         (model / "config.json").write_text("{}")
+    Path("run", "config.json").write_text("{}")
+    Path("empty").mkdir()
     Path("adapter").mkdir()
     Path("adapter", "adapter_config.json").write_text("{}")
     assert said in invoke_error(*words)
+    assert not list(Path("runs").glob("*"))
+
+
+def test_recipe_that_needs_a_warm_start_is_refused_unless_a_model_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    sft = "    agentfly sft mine.py --model new --expert 9 \\\n        --out warm"
+    train = "    agentfly train mine.py model=warm"
+    recipe = Path("mine.py")
+    recipe.write_text(
+        RECIPE.read_text().replace('"""A recipe for tests', f'r"""Mine.\n\n{sft}\n{train}\n\nA recipe', 1)
+    )
+    loaded = "vision.train_tower=true"  # refused when the model is loaded
+    assert loaded in invoke_error(recipe, loaded)  # the recipe itself names a folder
+    assert loaded in invoke_error(recipe, loaded, f"model={os.environ['VOWELS_MODEL']}")
+    monkeypatch.setenv("VOWELS_MODEL", "tiny")
+    message = invoke_error(recipe, loaded)
+    assert message.startswith("mine needs a warm start: its model 'tiny' has not learned")
+    assert f"Run\n{sft}\n{train}\nor give another model with model=; model=tiny trains this one" in message
     assert not list(Path("runs").glob("*"))
 
 
@@ -96,7 +125,7 @@ def test_recipe_with_a_longer_warmup_runs_as_the_start_of_a_longer_run() -> None
         result = CliRunner().invoke(app, ["train", *map(str, words)])
         assert result.exception is None
     assert "warmup_steps=10 of the recipe is longer than steps=2: the learning rate reaches 20%" in result.output
-    assert "there is no field 'stops'; close ones: steps" in invoke_error("--resume", "run", "stops=9")
+    assert "there is no field 'stops'; close ones: " in invoke_error("--resume", "run", "stops=9")
     run = RunDirectory("run")
     assert run.config["optimizer"]["warmup_steps"] == 10
     rates = [record.metrics["policy/learning_rate"] for record in run.records()[1:]]

@@ -10,7 +10,7 @@ import pytest
 
 from agentfly import Environment, reward, tool
 from agentfly.agents import HFAgent
-from agentfly.backends.scripted import ScriptedTurn
+from agentfly.backends.scripted import ScriptedBackend, ScriptedTurn
 from agentfly.environment import Pool
 from agentfly.errors import BackendFault, ConfigError, DataError
 from agentfly.evaluation import Evaluation, evaluate
@@ -74,7 +74,7 @@ async def test_table_and_json_contain_all_results() -> None:
     assert found.figures.metrics["level=10/reward"] == 0.5
 
 
-async def test_greedy_chain_is_counted_separately() -> None:
+async def test_greedy_chains_are_counted_and_have_their_own_figure() -> None:
     temperatures: list[float] = []
 
     class Watched(HFAgent):
@@ -85,11 +85,29 @@ async def test_greedy_chain_is_counted_separately() -> None:
     agent = Watched(template="chatml", reward=said_yes, backend="scripted", backend_config={"script": solver})
     found = await evaluate(agent, ROWS, chains=2, greedy=True)
     assert sorted(temperatures) == [0.0] * 3 + [1.0] * 6
-    assert (found.chains, sum(found.stops.values())) == (6, 9)
+    assert found.chains == found.to_json()["chains"] == sum(found.stops.values()) == 9
     assert found.greedy is not None
     assert found.greedy.mean == pytest.approx(1 / 3)
     with pytest.raises(ConfigError, match="every chain is greedy"):
         await evaluate(agent, ROWS, greedy=True, sampling=Sampling(temperature=0.0))
+
+
+async def test_first_tasks_are_sampled_first() -> None:
+    """An evaluation that is stopped must have finished most of what it sampled."""
+    sampled: list[tuple[str, int]] = []
+
+    @tool
+    def look() -> str:
+        """Look."""
+        return "seen"
+
+    def script(turn: ScriptedTurn) -> str:
+        sampled.append((turn.chain, turn.turn))
+        return '<tool_call>{"name": "look", "arguments": {}}</tool_call>' if turn.turn == 0 else "yes"
+
+    agent = byte_agent(ScriptedBackend(script, latency=0.001, slots=1), tools=[look], reward=said_yes)
+    await evaluate(agent, [{"question": f"{i}?"} for i in range(8)])
+    assert sampled.index(("0/0", 1)) < sampled.index(("3/0", 0))
 
 
 async def test_failed_chains_are_counted_as_configured() -> None:

@@ -19,8 +19,8 @@ def diagnose(address: str, *cluster: str) -> subprocess.CompletedProcess[str]:
 def test_every_check_works_on_two_nodes(ray_address: str) -> None:
     done = diagnose(ray_address, "nodes=2", "gpus=1", "workers=1")
     assert done.returncode == 0, done.stdout + done.stderr
-    lines = [line for line in done.stdout.splitlines() if line.startswith(("works", "FAILS"))]
-    names = ["works versions", "works resources", "works plugins", "works training", "works weight sync"]
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("ok", "FAILS"))]
+    names = ["ok    versions", "ok    resources", "ok    plugins", "ok    training", "ok    weight sync"]
     assert [line.partition(":")[0] for line in lines] == names
     assert "2 steps of 2 chains" in done.stdout
 

@@ -97,7 +97,7 @@ class ScriptedBackend(Backend):
             raise ConfigError("a scripted backend needs a template to encode its replies; pass it to an agent")
         if self._slots is None:
             return await self._reply(request, self._template)
-        async with self._slots.acquire(priority=request.turn):
+        async with self._slots.acquire((request.priority, request.turn)):
             return await self._reply(request, self._template)
 
     async def _reply(self, request: Request, template: Template) -> Completion:
@@ -139,15 +139,15 @@ class ScriptedBackend(Backend):
 
 
 class _PrioritySemaphore:
-    """A semaphore that serves the lowest priority number first, and equal ones in order of arrival."""
+    """A semaphore that serves the lowest priority first, and equal ones in order of arrival."""
 
     def __init__(self, value: int) -> None:
         self._value = value
         self._arrivals = 0
-        self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._waiters: list[tuple[tuple[int, int], int, asyncio.Future[None]]] = []
 
     @asynccontextmanager
-    async def acquire(self, priority: int) -> AsyncIterator[None]:
+    async def acquire(self, priority: tuple[int, int]) -> AsyncIterator[None]:
         if self._value > 0:
             self._value -= 1
         else:

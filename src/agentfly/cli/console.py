@@ -24,3 +24,9 @@ def safe_text(text: str | Text, style: str = "") -> Text:
 def print_text(console: Console, text: str | Text, style: str = "") -> None:
     """Print text as it is: without markup, and without line breaks that are not in it."""
     console.print(safe_text(text, style), soft_wrap=True)
+
+
+def print_check(console: Console, check: str, ok: bool, finding: str, advice: str = "") -> None:
+    """Print the result of a check, and below it what to do."""
+    mark = ("ok   ", "green") if ok else ("FAILS", "red")
+    print_text(console, Text.assemble(mark, f" {check}: {finding}", f"\n      {advice}" if advice else ""))

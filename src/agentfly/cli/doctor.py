@@ -83,10 +83,9 @@ def doctor(
 def _check_system(name: str, changes: list[str]) -> None:
     """Run the registered check of a system to train on. Exits with 1 if something does not work."""
     from rich.console import Console
-    from rich.text import Text
 
     from agentfly import plugins
-    from agentfly.cli.console import print_text
+    from agentfly.cli.console import print_check
     from agentfly.training.config import parse_overrides
 
     plugin = plugins.find_plugin(plugins.CHECKS, name)
@@ -97,8 +96,7 @@ def _check_system(name: str, changes: list[str]) -> None:
     works = True
     for what, ok, finding in plugin.load()(parse_overrides(changes)):
         works &= ok
-        mark = ("works", "green") if ok else ("FAILS", "red")
-        print_text(console, Text.assemble(mark, f" {what}: {finding}"))
+        print_check(console, what, ok, finding)
     if not works:
         raise typer.Exit(1)
 

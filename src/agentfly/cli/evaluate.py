@@ -110,4 +110,4 @@ def _output_paths(out: Path | None) -> tuple[Path | None, Path | None]:
 
 def has_no_scores(found: Evaluation) -> bool:
     """Whether no chain could be scored."""
-    return sum(found.stops.values()) == found.unscored
+    return found.chains == found.unscored

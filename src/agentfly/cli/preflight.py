@@ -1,7 +1,7 @@
 """Work of `agentfly doctor RECIPE`: everything that a training run needs, checked before it starts.
 
 Each check says what it found and, where it fails, what to do. A check that needs an earlier one is skipped after its
-failure. The last ones build the run in a temporary folder and sample one short chain; nothing is trained.
+failure. The last ones build the run in a temporary folder, and sample and score one short chain; nothing is trained.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from typing import Any, Protocol
 
 import numpy as np
 from rich.console import Console
-from rich.table import Column, Table
 
 from agentfly.agent import BaseAgent
 from agentfly.backends.scripted import ScriptedBackend
-from agentfly.cli.console import safe_text
+from agentfly.cli.console import print_check
 from agentfly.cli.recipes import Recipe
 from agentfly.cli.run import require_torch
 from agentfly.cli.train import plan_recipe
@@ -38,19 +37,17 @@ class Report(Protocol):
 
 
 def run_preflight(recipe: Recipe, changes: Mapping[str, Any]) -> bool:
-    """Check a recipe with config overrides, print a table of results, and return whether all checks passed."""
-    table = Table("check", "", Column("finding", overflow="fold"), Column("what to do", overflow="fold"))
+    """Check a recipe with config overrides, print the results, and return whether all checks passed."""
     console = Console()
     passed = True
 
     def report(check: str, ok: bool, finding: str, advice: str = "") -> None:
         nonlocal passed
         passed &= ok
-        table.add_row(check, "[green]ok[/]" if ok else "[red]FAILS[/]", safe_text(finding), safe_text(advice))
+        print_check(console, check, ok, finding, advice)
 
     with console.status("checking …"):
         asyncio.run(_check(recipe, changes, report))
-    console.print(table)
     return passed
 
 
@@ -76,6 +73,8 @@ async def _check(recipe: Recipe, changes: Mapping[str, Any], report: Report) -> 
     from agentfly.training.memory import GIB, device_memory, plan_run
 
     config = plan.config
+    untaught = "" if "model" in changes else recipe.explain_warm_start(config.model)
+    report("model", not untaught, untaught or config.model)
     device = resolve_device(None)
     gpu = f"{device}, {device_memory(device) / GIB:.0f} GiB" if device.type == "cuda" else "none: it trains on the CPU"
     report("GPU", True, gpu)
@@ -125,7 +124,7 @@ async def _start_environments(agent: BaseAgent, plan: TrainPlan, report: Report)
 
 
 async def _sample_chain(plan: TrainPlan, report: Report) -> None:
-    """Build the run, send the weights, sample one short chain, and compare what the learner computes of it."""
+    """Build the run, send the weights, sample and score a short chain, and compare what the learner computes of it."""
     from agentfly.algorithms.base import SegmentArrays
     from agentfly.training.trainer import Trainer
 
@@ -137,10 +136,14 @@ async def _sample_chain(plan: TrainPlan, report: Report) -> None:
                 sampling = replace(config.sampling, max_tokens=MAX_TOKENS)
                 options = config.agent_options(sampling=sampling, seed=0, max_turns=min(config.max_turns, 2))
                 chain = (await trainer.agent.run([plan.tasks[0]], **options))[0]
+                failure = chain.failures[-1].message if chain.failures else chain.stop.value
+                shown = "`agentfly run RECIPE --row 0 --tokens` shows the chain"
                 if chain.untrainable is not None or not chain.sampled_tokens:
-                    reason = chain.untrainable or f"{chain.stop.value}; nothing was sampled"
-                    report("chain", False, reason, "`agentfly run RECIPE --row 0 --tokens` shows it")
+                    report("chain", False, chain.untrainable or f"{failure}; nothing was sampled", shown)
                     return
+                scored = chain.reward is not None
+                cut = f"of a chain of at most {options['max_turns']} turns of {MAX_TOKENS} tokens"
+                report("reward", scored, f"{chain.reward:g} {cut}" if scored else failure, "" if scored else shown)
                 segments = [SegmentArrays.from_segment(each) for each in chain.segments]
                 trained = sum(int(each.mask.sum()) for each in segments)
                 text = f"{trained} of {sum(len(each.tokens) for each in segments)} tokens, those that were sampled"

@@ -17,6 +17,8 @@ from agentfly.errors import ConfigError, DataError
 app = typer.Typer(help="List and copy the installed recipes.", rich_markup_mode=None)
 DEMO = "lookup"
 _INSTALL = re.compile(r"pip install '?([\w.-]+(?:\[[\w,-]+\])?)")
+_SFT = re.compile(r"^ +agentfly sft (?:.*\\\n)*.*$", re.MULTILINE)
+_TRAIN = re.compile(r"^ +agentfly train .*\bmodel=.*$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,22 @@ class Recipe:
     def name(self) -> str:
         """Name of its runs."""
         return self.installed_as or self.path.stem
+
+    def explain_warm_start(self, model: str) -> str:
+        """Why training this recipe cannot begin with its own model, and the commands to run; empty where it can.
+
+        The docstring of a recipe that needs a warm start has the commands: `agentfly sft`, then `agentfly train`.
+        """
+        text = plugins.read_docstring(self.path)
+        from agentfly.models import PREPARED
+
+        if model not in PREPARED or not (sft := _SFT.search(text)):
+            return ""
+        commands = "\n".join(each[0] for each in (sft, _TRAIN.search(text)) if each)
+        return (
+            f"{self.name} needs a warm start: its model {model!r} has not learned such tasks. Run\n{commands}\n"
+            f"or give another model with model=; model={model} trains this one nevertheless"
+        )
 
 
 def find_recipe(given: str) -> Recipe:
@@ -73,7 +91,11 @@ def list_command(context: typer.Context) -> None:
 
     console = make_console()
     table = Table(
-        Column("recipe", no_wrap=True), "description", Column("needs", no_wrap=True), box=None, header_style="dim"
+        Column("recipe", no_wrap=True),
+        "description",
+        Column("needs", min_width=24, overflow="fold"),
+        box=None,
+        header_style="dim",
     )
     problems = []
     for name in dict.fromkeys(each.name for each in plugins.list_plugins(plugins.RECIPES)):
@@ -84,13 +106,15 @@ def list_command(context: typer.Context) -> None:
         except ConfigError as error:
             problems.append(str(error))
             continue
-        needs = ", ".join(dict.fromkeys(_INSTALL.findall(text)))
+        needs = ", ".join([*dict.fromkeys(_INSTALL.findall(text)), *["SFT first"] * bool(_SFT.search(text))])
         table.add_row(*(safe_text(cell) for cell in (name, text.partition("\n")[0], needs)))
     console.print(table)
     for problem in problems:
         print_text(console, problem, "red")
     print_text(
-        console, "\nagentfly train NAME trains one; agentfly recipes copy NAME writes it to NAME.py for editing."
+        console,
+        "\nagentfly train NAME trains one, or prints the commands of the SFT it needs first.\n"
+        "agentfly recipes copy NAME writes it to NAME.py for editing.",
     )
 
 

@@ -53,6 +53,7 @@ def train_recipe(recipe: Recipe, changes: Sequence[str], folder: Path | None, on
     console = Console()
     print_text(console, f"reading {recipe.path}")
     plan = plan_recipe(recipe, overrides)
+    _require_warm_start(recipe, overrides, plan.config)
     if launch_or_join_ranks(plan.config, COMMAND):
         return
     tasks = f"{len(plan.tasks)} tasks, {len(plan.eval_tasks)} held out"
@@ -118,8 +119,16 @@ def _train_on_verl(recipe: Recipe, overrides: Mapping[str, Any], folder: Path | 
     recipe = replace(recipe, path=recipe.path.resolve())  # read again by processes with another working directory
     metadata = {"recipe": str(recipe.path), "overrides": overrides}
     make_plan = partial(plan_recipe, recipe, own)
-    with _claim_folder(folder, recipe.name) as place, _report_run(make_plan().config, place, describe_cluster(cluster)):
+    config = make_plan().config
+    _require_warm_start(recipe, own, config)
+    with _claim_folder(folder, recipe.name) as place, _report_run(config, place, describe_cluster(cluster)):
         train_on_verl(make_plan, cluster, place, metadata=metadata)
+
+
+def _require_warm_start(recipe: Recipe, overrides: Mapping[str, Any], config: TrainConfig) -> None:
+    """Refuse a recipe whose own model cannot learn its tasks, unless the command line gives the model."""
+    if "model" not in overrides and (problem := recipe.explain_warm_start(config.model)):
+        raise ConfigError(problem)
 
 
 def plan_recipe(recipe: Recipe, overrides: Mapping[str, Any], beside: Path | None = None) -> TrainPlan:
@@ -145,9 +154,12 @@ def plan_recipe(recipe: Recipe, overrides: Mapping[str, Any], beside: Path | Non
 
 @contextlib.contextmanager
 def _report_run(config: TrainConfig, folder: Path, memory: str) -> Iterator[None]:
-    """Print the fields that differ from their defaults and the memory plan before a run, and where to look after it."""
+    """Print the size of a run, the fields that differ from their defaults and the memory plan; then where to look."""
     default = TrainConfig().flat()
     console = Console()
+    chains = f"{config.steps} steps × {config.tasks_per_step} tasks × {config.num_chains} chains"
+    tokens = "any number of" if config.sampling.max_tokens is None else config.sampling.max_tokens
+    print_text(console, f"{chains}; each chain has at most {config.max_turns} turns of {tokens} tokens")
     fields = []
     for name, value in config.flat().items():
         if value != default[name]:

@@ -73,7 +73,12 @@ async def evaluate(
         if settings.sampling.temperature == 0:
             raise ConfigError("greedy chains were requested, but at temperature 0 every chain is greedy; drop one")
         plan[chains] = replace(settings, sampling=replace(settings.sampling, temperature=0.0))
-    jobs = [ChainJob(task, group, chain, own) for group, task in enumerate(all_tasks) for chain, own in plan.items()]
+    # The first tasks are sampled first: an evaluation that is stopped has finished most of what it sampled.
+    jobs = [
+        ChainJob(task, group, chain, replace(own, priority=group))
+        for group, task in enumerate(all_tasks)
+        for chain, own in plan.items()
+    ]
     opened: nullcontext[None] | EvalLog = nullcontext()
     if log is not None:
         opened = EvalLog(log, _evaluation_identity(agent, all_tasks, settings, chains=chains, greedy=greedy))

@@ -127,9 +127,9 @@ class Evaluation:
 
     tasks: int
     chains: int
-    """Number of chains, greedy ones not counted."""
+    """Number of chains, greedy ones included, as in `unscored`, `stops` and `failures`."""
     unscored: int
-    """Chains without a reward, greedy ones included."""
+    """Chains without a reward."""
     reward: Estimate
     pass_at: Mapping[int, Estimate]
     """By k: the fraction of tasks that one of k chains solves; for k = 1, the fraction of chains that succeed."""
@@ -140,7 +140,7 @@ class Evaluation:
     tokens: float
     """Mean sampled tokens per chain; 0 where the server returns no ids to count."""
     stops: Mapping[str, int]
-    """Chains by stop reason, greedy ones included."""
+    """Chains by stop reason."""
     failures: Mapping[str, int]
     """Chains that failed or have no reward, by the message of their last failure."""
     by: Mapping[str, Mapping[str, Evaluation]] = field(default_factory=dict)
@@ -209,9 +209,8 @@ class Evaluation:
                 table.add_row(Text(sanitize(value)), str(part.tasks), *figures_of_part, str(part.unscored))
             tables.append(table)
         stops = ", ".join(f"{name} {count}" for name, count in self.stops.items())
-        total = sum(self.stops.values())
-        greedy = f" ({total - self.chains} of them greedy)" if total > self.chains else ""
-        counts = f"{self.tasks} tasks, {total} chains{greedy}, {self.unscored} unscored; ends: {stops}"
+        greedy = "" if self.greedy is None else f" ({self.tasks} of them greedy)"
+        counts = f"{self.tasks} tasks, {self.chains} chains{greedy}, {self.unscored} unscored; ends: {stops}"
         return Group(*tables, counts)
 
     def _estimates(self) -> dict[str, Estimate]:
@@ -278,7 +277,7 @@ def _compute_figures(results: Sequence[ChainResult], chains: int, threshold: flo
     failures = Counter(each.failure for each in results if each.failure is not None)
     return Evaluation(
         tasks=len({each.group for each in results}),
-        chains=len(sampled),
+        chains=len(results),
         unscored=sum(each.reward is None for each in results),
         reward=Estimate.from_proportions(means, chains) if binary else Estimate.from_values(means),
         pass_at={1 << power: estimate_pass(1 << power, groups) for power in range(chains.bit_length())},

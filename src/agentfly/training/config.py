@@ -119,8 +119,8 @@ class TrainConfig:
                 raise ConfigError(f"run_options has {name!r}; it may have {', '.join(allowed)}")
         self.chain_settings()  # raises where they are wrong
         for name, value in self.flat().items():
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                continue
+            if isinstance(value, bool) or not isinstance(value, int | float) or name.startswith("sampling."):
+                continue  # sampling is validated when it is parsed
             if isinstance(value, int) and name not in FLOATS:
                 least = 0 if name.endswith(("warmup_steps", "seed", "max_staleness")) else 1
                 if value < least:
@@ -217,7 +217,8 @@ class TrainConfig:
         """The effective configuration as JSON, with the fields of nested records under their dotted names."""
         out: dict[str, Any] = {}
         for name, value in self.to_json().items():
-            out |= {f"{name}.{inner}": each for inner, each in value.items()} if name in NESTED else {name: value}
+            nested = name in NESTED or name == "sampling"
+            out |= {f"{name}.{inner}": each for inner, each in value.items()} if nested else {name: value}
         return out
 
     def _validate_combinations(self) -> None:

@@ -8,6 +8,7 @@ from types import NoneType
 from typing import Any, Literal
 
 from agentfly.algorithms.base import Algorithm
+from agentfly.types import Sampling
 
 CORRECTIONS = [f"{level}-{mode}" for level in ("token", "sequence", "geometric") for mode in ("truncate", "mask")]
 """Values of `loss.correction`."""
@@ -153,6 +154,7 @@ NESTED_NAMES = {
     "eval_tasks": "evaluation.tasks", "distillation": "teacher.model", "max_staleness": "async_training.max_staleness",
     "on_stale": "async_training.on_stale",
     **{each.name: f"optimizer.{each.name}" for each in fields(OptimizerConfig)},
+    **{each.name: f"sampling.{each.name}" for each in fields(Sampling)},
 }  # fmt: skip
 """Flat names that users try → the fields they mean, for error messages."""
 

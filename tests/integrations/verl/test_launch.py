@@ -24,7 +24,7 @@ from agentfly.errors import (
 from agentfly.integrations.verl import launch, recorder
 from agentfly.integrations.verl.config import STATE_FILE, ClusterConfig
 from agentfly.integrations.verl.recorder import RunRecorder
-from agentfly.runs import RunDirectory, RunWriter, StepRecord
+from agentfly.runs import Progress, RunDirectory, RunWriter, StepRecord
 from agentfly.training.config import TrainConfig
 
 
@@ -158,7 +158,7 @@ def make_ray(open_run: Callable[[int | None], None]) -> Any:
     )
 
 
-def test_start_that_died_before_it_rewound_the_run_is_repeated_from_the_same_step(
+def test_start_that_died_before_its_first_step_is_repeated_from_the_same_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int | None] = []
@@ -169,8 +169,10 @@ def test_start_that_died_before_it_rewound_the_run_is_repeated_from_the_same_ste
             raise RayError("the process died")
 
     def follow(*_: Any) -> Iterator[StepRecord]:
-        yield StepRecord(len(asked), 9)
         if len(asked) == 2:
+            raise RayError("the process died while it loaded")
+        yield StepRecord(len(asked), 9)
+        if len(asked) == 3:
             raise RayError("the process died")
 
     monkeypatch.setattr(launch, "follow", follow)
@@ -179,7 +181,7 @@ def test_start_that_died_before_it_rewound_the_run_is_repeated_from_the_same_ste
     spec: Any = SimpleNamespace(folder=tmp_path)
     cluster = ClusterConfig(restarts=3)
     launch.supervise(make_ray(open_run), cluster, spec, verl_config=None, environment={}, from_step=4)
-    assert asked == [4, 4, None]
+    assert asked == [4, 4, 4, None]
 
 
 def test_later_and_incomplete_checkpoints_are_removed(tmp_path: Path) -> None:
@@ -194,7 +196,12 @@ def test_later_and_incomplete_checkpoints_are_removed(tmp_path: Path) -> None:
     spec: Any = SimpleNamespace(folder=tmp_path, settings={"loggers": []})
 
     def rewind(from_step: int | None) -> tuple[int | None, list[str], list[int]]:
+        before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
         opened = RunRecorder(spec, from_step)
+        assert opened.poll() == ([], None)
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+        opened.rewind()  # once everything is loaded
+        assert opened.poll() == ([], Progress("start"))
         opened.close()
         run = RunDirectory(tmp_path)
         folders = sorted(each.name for each in run.checkpoints.iterdir())

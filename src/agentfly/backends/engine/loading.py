@@ -61,18 +61,23 @@ def _explain_missing(name: str) -> Iterator[None]:
         if name.startswith((".", "/", "~")) and not Path(name).expanduser().exists():
             raise ConfigError(f"there is no folder {name!r} with a model") from error
         folder = Path(name).expanduser()
-        inside = [*folder.glob("model/config.json"), *sorted(folder.glob("checkpoints/*/model/config.json"))]
-        if inside:
-            raise ConfigError(f"{name!r} has no config.json; a model of this run is in {inside[-1].parent}") from error
+        # Inside a checkpoint, the folder of checkpoints, a run directory, or a folder of runs.
+        inside = ("model", "*/model", "checkpoints/*/model", "*/checkpoints/*/model")
+        if models := [each.parent for path in inside for each in sorted(folder.glob(f"{path}/config.json"))]:
+            raise ConfigError(f"{name!r} is not the folder of a model, but contains one: give {models[-1]}") from error
         if (folder / "adapter_config.json").is_file():
             raise ConfigError(
                 f"{name!r} is an adapter (lora_rank=…), not a whole model: merge it into its model with peft, "
                 "AutoPeftModelForCausalLM.from_pretrained(FOLDER).merge_and_unload().save_pretrained(OUT), and copy "
                 "its tokenizer files to OUT"
             ) from error
+        reason = " ".join(str(error).split())[:200]
+        if folder.is_dir():
+            raise ConfigError(
+                f"the folder {name!r} has no model that transformers can load, with config.json and weights: {reason}"
+            ) from error
         raise ConfigError(
-            f"no model {name!r}: it is neither a local folder with config.json and weights nor a model that the hub "
-            f"gave out ({' '.join(str(error).split())[:200]}). `agentfly models` lists what can be had without the hub."
+            f"the hub gave out no model {name!r} ({reason}). `agentfly models` lists what can be had without the hub."
         ) from error
 
 

@@ -159,8 +159,8 @@ def supervise(
         completed = 0
         try:
             ask_job(ray, job.open.remote(from_step), spec)
-            from_step = None  # later steps are removed: a restart continues from the newest checkpoint
             for record in follow(ray, job, spec, verl_config):
+                from_step = None  # later steps are removed: a restart continues from the newest checkpoint
                 completed = max(completed, record.step)
             return
         except (ray.exceptions.RayError, RankError) as error:
@@ -198,8 +198,8 @@ def follow(ray: Any, job: Any, spec: JobSpec, verl_config: Any) -> Iterator[Step
     """Run a job, show its progress and its steps, and raise its error; yields the records of the steps."""
     # Opened for each start, as for a resumed run: what they have of later steps is replaced.
     run = RunDirectory(spec.folder)
-    loggers = open_loggers(run.config["loggers"], run)
-    loggers.start(run.config)
+    loggers = open_loggers(spec.settings["loggers"], run)
+    started = False
     used: set[str] = set()
     try:
         finished = job.run.remote(verl_config)
@@ -212,10 +212,13 @@ def follow(ray: Any, job: Any, spec: JobSpec, verl_config: Any) -> Iterator[Step
             if not ended and (dead := used - {node["NodeID"] for node in ray.nodes() if node["Alive"]}):
                 raise RankError(f"a node with training processes died: {', '.join(sorted(dead))}")
             records, progress = ask_job(ray, job.poll.remote(), spec)
+            if progress is not None and not started:  # the run directory ends with the step to continue after
+                loggers.start(run.config)
+                started = True
             for record in records:
                 loggers.step(record)
                 yield record
-            if not ended:
+            if not ended and progress is not None:
                 loggers.progress(progress)
         ray.get(finished)
     finally:
@@ -232,7 +235,7 @@ class TrainingJob:
         self._spec = spec
 
     def open(self, from_step: int | None) -> None:
-        """Remove what is later than the step to continue after: see `RunRecorder`."""
+        """Open the run directory, to continue after a step: see `RunRecorder`."""
         from agentfly.integrations.verl.recorder import RunRecorder
 
         self._recorder = RunRecorder(self._spec, from_step)
@@ -258,12 +261,13 @@ class TrainingJob:
             base = get_trainer_cls(config.trainer.v1.trainer_mode)
             trainer_class: Any = type(f"AgentFly{base.__name__}", (AgentFlyTrainer, base), {})
             trainer = trainer_class(config, self._spec, self._recorder)
-            trainer.init()
+            trainer.init()  # loads the checkpoint
+            self._recorder.rewind()
             trainer.rollout = RolloutManager(self._spec, trainer.get_llm_client(), self._recorder.report_progress)
             trainer.fit(trainer.rollout)
 
-    def poll(self) -> tuple[list[StepRecord], Progress]:
-        """The steps written since the last call, and the progress of the one that runs."""
+    def poll(self) -> tuple[list[StepRecord], Progress | None]:
+        """See `RunRecorder.poll`."""
         return self._recorder.poll()
 
 

@@ -24,38 +24,44 @@ class RunRecorder:
     """The run directory of a start of the job; the driver has created it."""
 
     def __init__(self, spec: JobSpec, from_step: int | None = None) -> None:
-        """Remove what is later than the step to continue after: `from_step`, else that of the newest checkpoint.
-
-        Incomplete checkpoints are removed, too.
-        """
-        checkpoints = spec.folder / "checkpoints"
-        steps = list_checkpoints(checkpoints)
+        """Open the run as it is, to continue it after `from_step`, else after the newest checkpoint."""
+        self._checkpoints = spec.folder / "checkpoints"
+        steps = list_checkpoints(self._checkpoints)
         if from_step is not None and from_step not in steps:
             raise ConfigError(f"there is no checkpoint of step {from_step}; there are {steps or 'none'}")
         self.start = from_step if from_step is not None else max(steps, default=None)
         """The step whose checkpoint training continues from; None: from the beginning."""
         locked = retry_if_exception_type(ConfigError)
         retrying = Retrying(retry=locked, stop=stop_after_delay(LOCK_SECONDS), wait=wait_fixed(0.5), reraise=True)
-        self._writer = retrying(RunWriter.resume, spec.folder, -1 if self.start is None else self.start)
-        self._writer.update_config(spec.settings)
-        kept = {f"global_step_{each}" for each in steps if self.start is not None and each <= self.start}
-        for folder in checkpoints.glob("global_step_*"):
-            if folder.name not in kept:
-                shutil.rmtree(folder)
+        self._writer = retrying(RunWriter.open, spec.folder)
+        self._settings = spec.settings
         self._alarms = AlarmMonitor()
-        for record in self._writer.records():
-            self._alarms.observe(record.step, record.metrics)
-        self._steps = spec.settings.get("steps", 0)
         self._new_records: deque[StepRecord] = deque()
         """Steps that the driver has not shown yet; another thread takes them."""
+        self._progress: Progress | None = None
+
+    def rewind(self) -> None:
+        """Remove what is later than the step that training continues from, and incomplete checkpoints.
+
+        Called once everything is loaded: a start that fails must not remove what is after its step.
+        """
+        start = -1 if self.start is None else self.start
+        self._writer.truncate_after(start)
+        self._writer.update_config(self._settings)
+        kept = {f"global_step_{each}" for each in list_checkpoints(self._checkpoints) if each <= start}
+        for folder in self._checkpoints.glob("global_step_*"):
+            if folder.name not in kept:
+                shutil.rmtree(folder)
+        for record in self._writer.records():
+            self._alarms.observe(record.step, record.metrics)
         self._progress = Progress("start")
 
     def report_progress(self, progress: Progress) -> None:
         """Set what `poll` returns as the progress of the step that runs."""
         self._progress = progress
 
-    def poll(self) -> tuple[list[StepRecord], Progress]:
-        """The steps written since the last call, and the progress of the one that runs."""
+    def poll(self) -> tuple[list[StepRecord], Progress | None]:
+        """The steps written since the last call, and the progress of the one that runs; None until `rewind`."""
         records = [self._new_records.popleft() for _ in range(len(self._new_records))]
         return records, self._progress
 
@@ -92,7 +98,7 @@ class RunRecorder:
             alarms += (Alarm("unwritten", f"{len(failed)} chains cannot be written: {failed[0]}", step=step),)
         record = StepRecord(
             step,
-            self._steps,
+            self._settings.get("steps", 0),
             figures,
             seconds or {},
             eval=evaluation[1] if evaluation else None,
