@@ -192,3 +192,20 @@ def test_raw_keys_of_verl_override_ours() -> None:
     assert config.trainer.mine == [1, 2]
     with pytest.raises(ConfigError, match=r"verl has no key 'trainer\.mine'; write verl\.\+trainer\.mine=… to add it"):
         compose_config({}, {"trainer.mine": 1})
+
+
+def test_request_that_was_aborted_before_its_first_token() -> None:
+    from verl.workers.rollout.replica import TokenOutput
+
+    from agentfly.backends.base import Request
+    from agentfly.integrations.verl.backend import VerlBackend
+    from agentfly.types import FinishReason, Sampling
+
+    class Client:
+        async def generate(self, *_: object, **__: object) -> TokenOutput:
+            return TokenOutput(token_ids=[], stop_reason="aborted", extra_fields={"min_global_steps": 3})
+
+    backend = VerlBackend(Client(), context_length=8)
+    completion = asyncio.run(backend.generate(Request([1, 2], Sampling())))
+    assert completion.finish is FinishReason.ABORTED
+    assert list(completion.token_ids) == list(completion.logprobs) == []

@@ -91,7 +91,8 @@ class VerlBackend(Backend):
         except Exception as error:  # Ray and the servers raise many types
             raise BackendFault(f"verl's rollout server failed: {describe(error)}") from error
         ids = output.token_ids
-        if output.log_probs is None or len(output.log_probs) != len(ids):
+        logprobs = output.log_probs or []  # None of a request that was aborted before its first token
+        if len(logprobs) != len(ids):
             raise BackendFault("verl's rollout server sent no log-probabilities: calculate_log_probs must be true")
         # A request that was resumed after a weight update reports the first and the last version, not one per token:
         # the older one bounds the staleness.
@@ -104,4 +105,4 @@ class VerlBackend(Backend):
             below_limit = bool(sampling.stop) and len(ids) < (sampling.max_tokens or self.context_length)
             closed = bool(ids) and ids[-1] in request.stop_ids
             finish = FinishReason.STOP if closed or below_limit else FinishReason.LENGTH
-        return Completion(ids, output.log_probs, [version] * len(ids), finish)
+        return Completion(ids, logprobs, [version] * len(ids), finish)

@@ -112,8 +112,10 @@ def select_mode(config: TrainConfig, cluster: ClusterConfig) -> Mode:
     return "separate_async" if cluster.rollout_nodes else "colocate_async"
 
 
-def check_verl_support(config: TrainConfig, cluster: ClusterConfig, device: Device) -> None:
-    """Raise ConfigError for a field that verl cannot honor, by its name."""
+def check_verl_support(
+    config: TrainConfig, cluster: ClusterConfig, device: Device, *, flash_attention: bool = True
+) -> None:
+    """Raise ConfigError for a field that verl cannot honor, by its name. flash_attention: see `build_settings`."""
     mode = select_mode(config, cluster)
     embedded = cluster.selects_engine(device)
     settings = config.backend_settings
@@ -135,6 +137,8 @@ def check_verl_support(config: TrainConfig, cluster: ClusterConfig, device: Devi
          "the embedded engine takes whole weights from verl: train adapters on GPUs with vLLM, or without --on verl"),
         (device == "cpu" and config.kl.coef > 0, f"kl.coef={config.kl.coef}",
          "verl keeps the reference model in pinned memory, which needs a GPU: train without --on verl"),
+        (device == "cuda" and config.algorithm.needs_values and not flash_attention, "an algorithm with a critic",
+         "verl loads critics with flash-attn, which is not installed: install it, or train without --on verl"),
         (config.teacher.model is not None, f"teacher.model={config.teacher.model!r}",
          "distillation runs in one process or with gpus=N: train without --on verl"),
         (config.zero_variance in ("resample", "avoid"), f"zero_variance={config.zero_variance!r}",
@@ -168,14 +172,17 @@ def build_settings(
     model: str,
     run: Path,
     context_length: int,
+    flash_attention: bool = True,
 ) -> dict[str, Any]:
     """The keys of verl's configuration that a run sets, without the raw ones.
 
     model: folder of the model. run: run directory. context_length: tokens of prompt and reply together.
+    flash_attention: whether flash-attn is installed, which verl needs for packed batches; others are padded.
     """
-    check_verl_support(config, cluster, device)
+    check_verl_support(config, cluster, device, flash_attention=flash_attention)
     mode = select_mode(config, cluster)
     on_cpu = device == "cpu"
+    packed = flash_attention and not on_cpu
     embedded = cluster.selects_engine(device)
     reply = min(config.sampling.max_tokens or context_length // 2, context_length - 1)
     reference = config.kl.coef > 0
@@ -227,7 +234,7 @@ def build_settings(
         # ── model ──
         "actor_rollout_ref.model.path": model,
         "actor_rollout_ref.model.enable_gradient_checkpointing": config.gradient_checkpointing,
-        "actor_rollout_ref.model.use_remove_padding": not on_cpu,
+        "actor_rollout_ref.model.use_remove_padding": packed,
         **engine(actor),
         **optimizer(actor, config.optimizer.learning_rate),
         # ── loss: ours, registered in verl ──
@@ -279,8 +286,9 @@ def build_settings(
             "actor_rollout_ref.model.target_modules": "all-linear",
             f"{rollout}.load_format": "safetensors",
         }
-    if on_cpu:
-        out["actor_rollout_ref.model.override_config.attn_implementation"] = "eager"
+    if not packed:
+        attention = "eager" if on_cpu else "sdpa"
+        out["actor_rollout_ref.model.override_config.attn_implementation"] = attention
     if embedded:
         out[f"{rollout}.load_format"] = "auto"
     if reference:
@@ -291,7 +299,7 @@ def build_settings(
         out |= {**engine("critic"), **optimizer("critic", rate)}
         out |= {
             "critic.model.path": model,
-            "critic.model.use_remove_padding": not on_cpu,
+            "critic.model.use_remove_padding": packed,
             "critic.model.enable_gradient_checkpointing": config.gradient_checkpointing,
             "critic.cliprange_value": 1e9,  # our critic's loss is not clipped
             "critic.loss_agg_mode": "token-mean",

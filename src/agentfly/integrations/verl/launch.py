@@ -13,6 +13,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
 
@@ -91,7 +92,18 @@ def train_on_verl(
     if context > positions:
         raise ConfigError(f"run_options.context_length={context}, but {config.model!r} has {positions} positions")
     folder = folder.absolute()
-    keys = build_settings(config, cluster, device=device, model=model, run=folder, context_length=context)
+    flash_attention = find_spec("flash_attn") is not None
+    if device == "cuda" and not flash_attention:
+        _LOG.warning("flash-attn is not installed: verl trains padded batches with torch's attention, which is slower")
+    keys = build_settings(
+        config,
+        cluster,
+        device=device,
+        model=model,
+        run=folder,
+        context_length=context,
+        flash_attention=flash_attention,
+    )
     verl_config = compose_config(keys, cluster.verl)
     optimizer = config.optimizer
     schedule = {"warmup": optimizer.warmup_steps, "schedule": optimizer.schedule, "total": config.steps}
