@@ -90,7 +90,7 @@ def test_recipe_is_checked_up_to_a_scored_chain(small_model: Path, monkeypatch: 
         "reward", "mask", "log-probabilities",
     ]  # fmt: skip
     assert checks["recipe"].startswith("40 tasks, 8 held out")
-    assert checks["reward"].endswith("of a chain of at most 2 turns of 16 tokens")
+    assert checks["reward"].endswith("for a chain of at most 2 turns of 16 tokens")
 
 
 def test_reward_that_raises_fails_the_check(small_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,7 @@ def test_run_directories_are_numbered_and_printed() -> None:
         assert "kl.estimator" not in result.output  # the default
         assert f"all fields: runs/recipe_vowels-{number}/config.json" in result.output
         assert "step 1/1" in result.output
+        assert f"model: runs/recipe_vowels-{number}/checkpoints/step-000001/model\n" in result.output
         assert f"runs/recipe_vowels-{number}/report.html" in result.output.replace("\n", "")
         assert RunDirectory(f"runs/recipe_vowels-{number}").records()[-1].step == 1
 
@@ -63,6 +64,7 @@ def test_run_directories_are_numbered_and_printed() -> None:
         (["nowhere.py"], "there is no recipe 'nowhere.py'"),
         (["image_qa"], "ImageQA is an environment without a recipe"),
         (["FrozenLake"], "Did you mean frozen_lake?"),
+        (["hunt"], "hunt is a folder: give the file of a recipe, such as hunt/hunt_recipe.py"),
         ([RECIPE, "learning_rat=1"], "close ones: optimizer.learning_rate"),
         ([RECIPE, "fast"], "write field=value"),
         ([RECIPE, "--steps", "2"], "write steps=2"),
@@ -92,6 +94,8 @@ def test_bad_arguments_are_rejected(words: list[object], said: str) -> None:
         model.mkdir(parents=True)
         (model / "config.json").write_text("{}")
     Path("run", "config.json").write_text("{}")
+    Path("hunt").mkdir()
+    Path("hunt", "hunt_recipe.py").touch()
     Path("empty").mkdir()
     Path("adapter").mkdir()
     Path("adapter", "adapter_config.json").write_text("{}")
@@ -100,12 +104,12 @@ def test_bad_arguments_are_rejected(words: list[object], said: str) -> None:
 
 
 def test_recipe_that_needs_a_warm_start_is_refused_unless_a_model_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    sft = "    agentfly sft mine.py --model new --expert 9 \\\n        --out warm"
-    train = "    agentfly train mine.py model=warm"
-    recipe = Path("mine.py")
-    recipe.write_text(
-        RECIPE.read_text().replace('"""A recipe for tests', f'r"""Mine.\n\n{sft}\n{train}\n\nA recipe', 1)
-    )
+    sft = "    agentfly sft here/mine.py --model new --expert 9 \\\n        --out warm"
+    train = "    agentfly train here/mine.py model=warm"
+    recipe = Path("here", "mine.py")
+    recipe.parent.mkdir()
+    commands = f"{sft}\n{train}".replace("here/", "")
+    recipe.write_text(RECIPE.read_text().replace('"""A recipe for tests', f'r"""Mine.\n\n{commands}\n\nA recipe', 1))
     loaded = "vision.train_tower=true"  # refused when the model is loaded
     assert loaded in invoke_error(recipe, loaded)  # the recipe itself names a folder
     assert loaded in invoke_error(recipe, loaded, f"model={os.environ['VOWELS_MODEL']}")

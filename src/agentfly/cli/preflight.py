@@ -142,7 +142,7 @@ async def _sample_chain(plan: TrainPlan, report: Report) -> None:
                     report("chain", False, chain.untrainable or f"{failure}; nothing was sampled", shown)
                     return
                 scored = chain.reward is not None
-                cut = f"of a chain of at most {options['max_turns']} turns of {MAX_TOKENS} tokens"
+                cut = f"for a chain of at most {options['max_turns']} turns of {MAX_TOKENS} tokens"
                 report("reward", scored, f"{chain.reward:g} {cut}" if scored else failure, "" if scored else shown)
                 segments = [SegmentArrays.from_segment(each) for each in chain.segments]
                 trained = sum(int(each.mask.sum()) for each in segments)

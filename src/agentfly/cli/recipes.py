@@ -45,6 +45,7 @@ class Recipe:
         if model not in PREPARED or not (sft := _SFT.search(text)):
             return ""
         commands = "\n".join(each[0] for each in (sft, _TRAIN.search(text)) if each)
+        commands = re.sub(r"(agentfly (?:sft|train)) \S+", rf"\1 {self.installed_as or self.path}", commands)
         return (
             f"{self.name} needs a warm start: its model {model!r} has not learned such tasks. Run\n{commands}\n"
             f"or give another model with model=; model={model} trains this one nevertheless"
@@ -62,7 +63,9 @@ def find_recipe(given: str) -> Recipe:
     environments = {each.name.lower(): each.name for each in plugins.list_plugins(plugins.ENVIRONMENTS)}
     plain = given.lower().replace("_", "")
     same = [name for name in names if name.replace("_", "") == plain]
-    if not same and (environment := environments.get(plain)):
+    if files := sorted(path.glob("*recipe.py")):
+        hint = f". {given} is a folder: give the file of a recipe, such as {files[0]}"
+    elif not same and (environment := environments.get(plain)):
         hint = f". {environment} is an environment without a recipe: write a file with `agent`, `tasks` and `config`"
     else:
         close = same or difflib.get_close_matches(path.stem, names, 3)

@@ -189,6 +189,8 @@ def _report_run(config: TrainConfig, folder: Path, memory: str) -> Iterator[None
             )
         print_text(console, text)
         raise SystemExit(130) from None
+    for model in sorted(folder.glob("checkpoints/step-*/model"))[-1:]:
+        print_text(console, f"model: {model}")
     print_text(console, f"see {folder / 'report.html'} and {folder / 'reward.png'}")
 
 
