@@ -344,7 +344,8 @@ def describe_cluster(cluster: ClusterConfig) -> str:
         device = "CPUs (Ray reports no GPU type on any node; if there are GPUs: verl.trainer.device=cuda)"
     serving = f", {cluster.rollout_nodes * cluster.gpus} GPUs that only serve" if cluster.rollout_nodes else ""
     chains = cluster.workers * cluster.nodes
-    return f"on verl: {count} training processes on {device}{serving}, {chains} processes that run chains"
+    processes = f"{count} training processes on {device}{serving}, {chains} processes that run chains"
+    return f"on verl: {processes}; the first step follows when all of them have loaded, often minutes later"
 
 
 def check_cluster(ray: Any, cluster: ClusterConfig) -> Device:
