@@ -1,5 +1,6 @@
 """The sharded learner on two and three ranks over gloo, against one process; failures; and a run with two ranks."""
 
+import os
 import re
 import signal
 from contextlib import ExitStack
@@ -141,6 +142,15 @@ def test_ranks_compute_what_one_process_computes_and_fail_together(
     assert all(np.allclose(each.logprobs, first.logprobs, atol=1e-5) for each in others)
     assert found["not finite"].startswith("update 1: the loss is nan: look at the samples 3/0#0")
     assert re.match(failure, found["failed"]), found["failed"]
+
+
+def test_rank_selects_its_gpu_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "CUDA_VISIBLE_DEVICES": "5,7"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: len(os.environ["CUDA_VISIBLE_DEVICES"].split(",")))
+    for _ in range(2):  # a program may train several times
+        assert not launch_or_join_ranks(TrainConfig())
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "5"
 
 
 def test_training_the_tower_on_several_ranks_is_refused_at_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ Rank 0 runs the trainer; the other ranks are in `launch_or_join_ranks` during th
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
@@ -55,6 +56,7 @@ def launch_or_join_ranks(config: TrainConfig, command: Sequence[str] = (), *, re
     assert isinstance(learner, ShardedLearner)
     learner.follow()
     learner.close()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     return True
 
 
@@ -101,6 +103,7 @@ def start_ranks(gpus: int, command: Sequence[str]) -> None:
         sys.exit(128 + error.sigval)
 
 
+@functools.cache  # a program that trains twice has selected it
 def _select_gpu(local_rank: int, local_ranks: int) -> None:
     """Show this rank its own GPU only, as device 0, before torch initializes CUDA.
 

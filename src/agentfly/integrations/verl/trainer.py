@@ -181,10 +181,10 @@ class AgentFlyTrainer:
             if trainer.use_critic:
                 trainer.critic_wg.skip_update()
             return batch
+        batch = trainer._balance_batch(batch, metrics=metrics)  # adds rows of padding
         # Of every pass. A longer sequence is alone in its pass, as in a local run; verl's own limit refuses it.
         longest = max(tag["seq_len"] for tag in batch.tags)
         batch.extra_info["max_token_len_per_gpu"] = max(self._train_config.micro_batch_tokens, longest)
-        batch = trainer._balance_batch(batch, metrics=metrics)
         with marked_timer("old_log_prob", timing_raw):
             batch = trainer._compute_old_log_prob(batch, metrics=metrics)
         self._check_weights(batch, metrics)
