@@ -7,6 +7,7 @@ and transformers cannot be imported and a test that starts a process fails: a mi
 
 import os
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not item.get_closest_marker("integration")]
 
 
+@cache
 def _is_listed(path: Path) -> bool:
     return any(path.is_relative_to(TESTS / each) for each in INTEGRATION)
 

@@ -8,14 +8,11 @@ import pytest
 from agentfly.types import FinishReason
 from tests.gateway.conversations import DESCRIPTION, PARAMETERS, SETTINGS, check_ten_turns, serve
 
-openai = pytest.importorskip("openai", reason="needs openai: pip install 'agentfly-rl[agents]'")
-anthropic = pytest.importorskip("anthropic", reason="needs anthropic: pip install 'agentfly-rl[agents]'")
-
 FUNCTION = {"type": "function", "function": {"name": "add", "description": DESCRIPTION, "parameters": PARAMETERS}}
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_chat_completions(stream: bool) -> None:
+async def test_chat_completions(stream: bool, openai: Any) -> None:
     async with serve() as gateway:
         key, session = await gateway.open_session(SETTINGS, name="0/0")
         messages: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Add."}]
@@ -45,7 +42,7 @@ async def test_chat_completions(stream: bool) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("chained", [False, True])
-async def test_responses(stream: bool, chained: bool) -> None:
+async def test_responses(stream: bool, chained: bool, openai: Any) -> None:
     async with serve() as gateway:
         key, session = await gateway.open_session(SETTINGS, name="0/0")
         items: list[Any] = [{"role": "user", "content": "Add."}]
@@ -79,7 +76,7 @@ async def test_responses(stream: bool, chained: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_anthropic_messages(stream: bool) -> None:
+async def test_anthropic_messages(stream: bool, anthropic: Any) -> None:
     async with serve() as gateway:
         key, session = await gateway.open_session(SETTINGS, name="0/0")
         messages: list[Any] = [{"role": "user", "content": "Add."}]
@@ -105,7 +102,7 @@ async def test_anthropic_messages(stream: bool) -> None:
         check_ten_turns(session)
 
 
-async def test_token_ids_and_log_probabilities_are_returned() -> None:
+async def test_token_ids_and_log_probabilities_are_returned(openai: Any) -> None:
     async with (
         serve("Hello.", api_key="", record=False) as gateway,
         openai.AsyncOpenAI(base_url=gateway.base_url, api_key="any") as client,
@@ -133,7 +130,7 @@ async def test_token_ids_and_log_probabilities_are_returned() -> None:
         assert (await client.models.list()).data[0].id == "scripted"
 
 
-async def test_a_cut_turn_is_reported_in_each_api() -> None:
+async def test_a_cut_turn_is_reported_in_each_api(openai: Any, anthropic: Any) -> None:
     async with serve(["Hello, world."] * 3) as gateway:
         key, session = await gateway.open_session(SETTINGS)
         user: Any = {"role": "user", "content": "Hi"}

@@ -23,7 +23,6 @@ from agentfly.types import Sampling
 from tests.commands import fork, run_command, run_main
 from tests.gateway.conversations import SETTINGS
 
-openai = pytest.importorskip("openai", reason="needs openai: pip install 'agentfly-rl[agents]'")
 QUESTION: Any = {"role": "user", "content": "What is the color of the friend of Fotem?"}
 
 
@@ -48,7 +47,7 @@ async def stream(client: Any, **fields: Any) -> str:
     return text
 
 
-async def check_streaming_clients(url: str, count: int) -> None:
+async def check_streaming_clients(openai: Any, url: str, count: int) -> None:
     async with openai.AsyncOpenAI(base_url=url, api_key="any", max_retries=0, timeout=300) as client:
         fields = {"temperature": 0.0, "max_tokens": 24}
         first = await stream(client, **fields)
@@ -56,11 +55,11 @@ async def check_streaming_clients(url: str, count: int) -> None:
         assert await asyncio.gather(*(stream(client, **fields) for _ in range(count))) == [first] * count
 
 
-async def test_streaming_clients_are_served_together(gateway: Gateway) -> None:
-    await check_streaming_clients(gateway.base_url, 20)
+async def test_streaming_clients_are_served_together(gateway: Gateway, openai: Any) -> None:
+    await check_streaming_clients(openai, gateway.base_url, 20)
 
 
-async def test_a_stream_that_is_cancelled_frees_its_rows_of_the_engine(gateway: Gateway) -> None:
+async def test_a_stream_that_is_cancelled_frees_its_rows_of_the_engine(gateway: Gateway, openai: Any) -> None:
     backend: Any = gateway.backend
     scheduler = backend._engine._scheduler
     async with openai.AsyncOpenAI(base_url=gateway.base_url, api_key="any", max_retries=0, timeout=300) as client:
@@ -89,7 +88,7 @@ async def test_extreme_values_do_not_end_the_engine(gateway: Gateway, field: str
         await gateway.backend.generate(request)
 
 
-async def test_a_recorded_chain_has_the_engines_log_probabilities() -> None:
+async def test_a_recorded_chain_has_the_engines_log_probabilities(openai: Any) -> None:
     agent = HFAgent("tiny")
     async with Gateway(agent.backend, agent.load_template, model="tiny") as gateway:
         key, session = await gateway.open_session(SETTINGS)
@@ -138,9 +137,9 @@ def test_serve_needs_a_key_for_other_machines(tmp_path: Path) -> None:
 @pytest.mark.slow_smoke
 @pytest.mark.gateway_full
 @pytest.mark.timeout(600)
-async def test_serve_holds_under_two_hundred_streaming_clients(tmp_path: Path) -> None:
+async def test_serve_holds_under_two_hundred_streaming_clients(tmp_path: Path, openai: Any) -> None:
     with serve_command(tmp_path, "serve", "tiny") as url:
-        await check_streaming_clients(url, 200)
+        await check_streaming_clients(openai, url, 200)
 
 
 @pytest.mark.slow_smoke

@@ -9,7 +9,6 @@ import pytest
 from agentfly.environments.games import FrozenLake
 from agentfly.environments.games.frozen_lake import compute_distances
 from agentfly.environments.games.game import find_symbols
-from agentfly.environments.games.recipes.frozen_lake import CarelessLake
 from agentfly.errors import ConfigError, DataError
 from tests.environments.games.playing import answers, count_demonstrations, reset_env, winning
 from tests.fakes import call
@@ -32,6 +31,8 @@ async def test_observations_along_a_path() -> None:
 
 
 async def test_recipe_describes_the_lake_from_the_player() -> None:
+    from agentfly.environments.games.recipes.frozen_lake import CarelessLake  # draws its tasks, which takes seconds
+
     made = await reset_env(CarelessLake, ROW)
     seen = [(await made.move(way))["observation"] for way in ("right", "down", "right", "down")]
     assert seen == [

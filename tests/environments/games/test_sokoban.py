@@ -7,7 +7,6 @@ import random
 import pytest
 
 from agentfly.environments.games import Sokoban
-from agentfly.environments.games.recipes.sokoban import CarelessSokoban
 from agentfly.environments.games.sokoban import read_level, solve
 from agentfly.errors import ConfigError, DataError
 from agentfly.types import Task
@@ -47,6 +46,8 @@ async def test_observation_after_a_push() -> None:
 
 
 async def test_recipe_describes_the_room_from_the_player() -> None:
+    from agentfly.environments.games.recipes.sokoban import CarelessSokoban  # draws its tasks, which takes seconds
+
     made = await reset_env(CarelessSokoban, LONG)
     seen = [(await made.move(way))["observation"] for way in ("left", "up", "right")]
     assert seen == [

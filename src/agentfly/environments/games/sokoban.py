@@ -155,15 +155,15 @@ class SokobanRoom:
 
     def predecessors(self, state: SokobanState) -> Iterator[SokobanState]:
         """All states from which one step, with or without a push, leads to this one."""
-        player, boxes = state
-        for direction in OFFSETS:
-            came_from = neighbor(player, OPPOSITE[direction])
-            ahead = neighbor(player, direction)
+        (y, x), boxes = state
+        for down, right in OFFSETS.values():
+            came_from = y - down, x - right
             if came_from not in self.floor or came_from in boxes:
                 continue
             yield SokobanState(came_from, boxes)
+            ahead = y + down, x + right
             if ahead in boxes:
-                yield SokobanState(came_from, boxes - {ahead} | {player})
+                yield SokobanState(came_from, boxes - {ahead} | {state.player})
 
     def is_goal(self, state: SokobanState) -> bool:
         """Whether every box is on a goal."""
