@@ -75,11 +75,11 @@ RECIPE = Path(__file__).parents[1] / "training" / "recipe_vowels.py"
 
 
 def check_recipe(*words: object) -> dict[str, str]:
-    """The results of `agentfly doctor RECIPE`, by check."""
+    """The marks and findings of `agentfly doctor RECIPE`, by check."""
     said = CliRunner().invoke(app, ["doctor", *map(str, words)])
-    checks = dict(re.findall(r"^(?:ok|FAILS) +([\w -]+): (.*(?:\n +.*)*)", said.output, re.MULTILINE))
+    lines = re.findall(r"^(ok|FAILS) +([\w -]+): (.*(?:\n +.*)*)", said.output, re.MULTILINE)
     assert said.exit_code == int("FAILS" in said.output), said.output
-    return checks
+    return {check: f"{mark} {finding}" for mark, check, finding in lines}
 
 
 def test_recipe_is_checked_up_to_a_scored_chain(small_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +89,8 @@ def test_recipe_is_checked_up_to_a_scored_chain(small_model: Path, monkeypatch: 
         "sandbox", "packages", "recipe", "model", "GPU", "memory", "template", "parser", "environments", "weight sync",
         "reward", "mask", "log-probabilities",
     ]  # fmt: skip
-    assert checks["recipe"].startswith("40 tasks, 8 held out")
+    assert all(checks[name].startswith("ok ") for name in list(checks)[1:]), checks
+    assert checks["recipe"].startswith("ok 40 tasks, 8 held out")
     assert checks["reward"].endswith("for a chain of at most 2 turns of 16 tokens")
 
 
@@ -100,6 +101,7 @@ def test_reward_that_raises_fails_the_check(small_model: Path, tmp_path: Path, m
     text = RECIPE.read_text().replace("reward=vowels", "reward=broken")
     recipe.write_text(text.replace("def agent(", f"{broken}\n\ndef agent("))
     checks = check_recipe(recipe)
+    assert checks["reward"].startswith("FAILS ")
     assert "ZeroDivisionError" in checks["reward"]
     assert "`agentfly run RECIPE --row 0 --tokens` shows the chain" in checks["reward"]
     assert "log-probabilities" in checks

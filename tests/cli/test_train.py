@@ -115,7 +115,7 @@ def test_recipe_that_needs_a_warm_start_is_refused_unless_a_model_is_given(monke
     assert loaded in invoke_error(recipe, loaded, f"model={os.environ['VOWELS_MODEL']}")
     monkeypatch.setenv("VOWELS_MODEL", "tiny")
     message = invoke_error(recipe, loaded)
-    assert message.startswith("mine needs a warm start: its model 'tiny' has not learned")
+    assert message.startswith("mine needs a warm start: its model 'tiny' is not trained on")
     assert f"Run\n{sft}\n{train}\nor give another model with model=; model=tiny trains this one" in message
     assert not list(Path("runs").glob("*"))
 

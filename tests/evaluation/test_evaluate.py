@@ -10,12 +10,13 @@ import pytest
 
 from agentfly import Environment, reward, tool
 from agentfly.agents import HFAgent
+from agentfly.backends.base import Request
 from agentfly.backends.scripted import ScriptedBackend, ScriptedTurn
 from agentfly.environment import Pool
 from agentfly.errors import BackendFault, ConfigError, DataError
 from agentfly.evaluation import Evaluation, evaluate
 from agentfly.rollout.events import ChainEnded, Event
-from agentfly.types import Sampling
+from agentfly.types import Completion, Sampling
 from tests.fakes import byte_agent
 
 
@@ -95,19 +96,28 @@ async def test_greedy_chains_are_counted_and_have_their_own_figure() -> None:
 async def test_first_tasks_are_sampled_first() -> None:
     """An evaluation that is stopped must have finished most of what it sampled."""
     sampled: list[tuple[str, int]] = []
+    second_turn = asyncio.Event()
+
+    class Watched(ScriptedBackend):
+        async def generate(self, request: Request) -> Completion:
+            if request.turn == 1:
+                second_turn.set()
+            return await super().generate(request)
 
     @tool
     def look() -> str:
         """Look."""
         return "seen"
 
-    def script(turn: ScriptedTurn) -> str:
+    async def script(turn: ScriptedTurn) -> str:
         sampled.append((turn.chain, turn.turn))
+        if len(sampled) == 2:
+            await second_turn.wait()
         return '<tool_call>{"name": "look", "arguments": {}}</tool_call>' if turn.turn == 0 else "yes"
 
-    agent = byte_agent(ScriptedBackend(script, latency=0.001, slots=1), tools=[look], reward=said_yes)
+    agent = byte_agent(Watched(script, slots=1), tools=[look], reward=said_yes)
     await evaluate(agent, [{"question": f"{i}?"} for i in range(8)])
-    assert sampled.index(("0/0", 1)) < sampled.index(("3/0", 0))
+    assert sampled[:3] == [("0/0", 0), ("1/0", 0), ("0/0", 1)]
 
 
 async def test_failed_chains_are_counted_as_configured() -> None:

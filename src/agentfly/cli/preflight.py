@@ -73,8 +73,8 @@ async def _check(recipe: Recipe, changes: Mapping[str, Any], report: Report) -> 
     from agentfly.training.memory import GIB, device_memory, plan_run
 
     config = plan.config
-    untaught = "" if "model" in changes else recipe.explain_warm_start(config.model)
-    report("model", not untaught, untaught or config.model)
+    problem = "" if "model" in changes else recipe.explain_warm_start(config.model)
+    report("model", not problem, problem or config.model)
     device = resolve_device(None)
     gpu = f"{device}, {device_memory(device) / GIB:.0f} GiB" if device.type == "cuda" else "none: it trains on the CPU"
     report("GPU", True, gpu)

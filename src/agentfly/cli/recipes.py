@@ -39,15 +39,15 @@ class Recipe:
 
         The docstring of a recipe that needs a warm start has the commands: `agentfly sft`, then `agentfly train`.
         """
-        text = plugins.read_docstring(self.path)
         from agentfly.models import PREPARED
 
+        text = plugins.read_docstring(self.path)
         if model not in PREPARED or not (sft := _SFT.search(text)):
             return ""
         commands = "\n".join(each[0] for each in (sft, _TRAIN.search(text)) if each)
         commands = re.sub(r"(agentfly (?:sft|train)) \S+", rf"\1 {self.installed_as or self.path}", commands)
         return (
-            f"{self.name} needs a warm start: its model {model!r} has not learned such tasks. Run\n{commands}\n"
+            f"{self.name} needs a warm start: its model {model!r} is not trained on such tasks. Run\n{commands}\n"
             f"or give another model with model=; model={model} trains this one nevertheless"
         )
 
@@ -109,8 +109,10 @@ def list_command(context: typer.Context) -> None:
         except ConfigError as error:
             problems.append(str(error))
             continue
-        needs = ", ".join([*dict.fromkeys(_INSTALL.findall(text)), *["SFT first"] * bool(_SFT.search(text))])
-        table.add_row(*(safe_text(cell) for cell in (name, text.partition("\n")[0], needs)))
+        needs = [*dict.fromkeys(_INSTALL.findall(text))]
+        if _SFT.search(text):
+            needs.append("SFT first")
+        table.add_row(*(safe_text(cell) for cell in (name, text.partition("\n")[0], ", ".join(needs))))
     console.print(table)
     for problem in problems:
         print_text(console, problem, "red")

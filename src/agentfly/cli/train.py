@@ -126,7 +126,7 @@ def _train_on_verl(recipe: Recipe, overrides: Mapping[str, Any], folder: Path | 
 
 
 def _require_warm_start(recipe: Recipe, overrides: Mapping[str, Any], config: TrainConfig) -> None:
-    """Refuse a recipe whose own model cannot learn its tasks, unless the command line gives the model."""
+    """Raise ConfigError where a recipe needs a warm start and the command line gives no model."""
     if "model" not in overrides and (problem := recipe.explain_warm_start(config.model)):
         raise ConfigError(problem)
 

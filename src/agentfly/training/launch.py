@@ -40,7 +40,7 @@ def launch_or_join_ranks(config: TrainConfig, command: Sequence[str] = (), *, re
     _select_gpu(int(os.environ["LOCAL_RANK"]), local_ranks)
     if os.environ["RANK"] == "0":
         return False
-    # A rank that waits in a collective runs no handler of Python.
+    # Python's signal handlers do not run while a rank waits in a collective.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     from agentfly.backends.engine.loading import resolve_device
@@ -50,7 +50,7 @@ def launch_or_join_ranks(config: TrainConfig, command: Sequence[str] = (), *, re
     settings = config.backend_settings
     device = resolve_device(settings.get("device") if settings["backend"] == "transformers" else None)
     ranks = Ranks(device)
-    # From here on rank 0 decides when the run ends: it writes a checkpoint first. This rank sees that it is gone.
+    # Only rank 0 handles SIGTERM from here on: all ranks write its checkpoint. When it ends, `follow` ends here.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     learner = build_learner(config, device, ranks)
     assert isinstance(learner, ShardedLearner)
@@ -103,7 +103,7 @@ def start_ranks(gpus: int, command: Sequence[str]) -> None:
         sys.exit(128 + error.sigval)
 
 
-@functools.cache  # a program that trains twice has selected it
+@functools.cache  # once per process: afterwards, CUDA_VISIBLE_DEVICES has this GPU only
 def _select_gpu(local_rank: int, local_ranks: int) -> None:
     """Show this rank its own GPU only, as device 0, before torch initializes CUDA.
 

@@ -77,7 +77,8 @@ def _explain_missing(name: str) -> Iterator[None]:
                 f"the folder {name!r} has no model that transformers can load, with config.json and weights: {reason}"
             ) from error
         raise ConfigError(
-            f"the hub gave out no model {name!r} ({reason}). `agentfly models` lists what can be had without the hub."
+            f"there is no folder {name!r}, and no such model from the hub ({reason}). "
+            "`agentfly models` lists what can be had without the hub."
         ) from error
 
 

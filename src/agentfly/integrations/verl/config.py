@@ -2,7 +2,7 @@
 
 Every field of TrainConfig is mapped here, honored by our own code on verl (advantages, loss, correction, KL in the
 reward, mini-batches, seeds, evaluation, checkpoints), or refused by name before anything starts. Raw keys of verl,
-written `verl.KEY=VALUE`, replace what is set here; one that a field sets is refused, since our code reads the field.
+written `verl.KEY=VALUE`, replace what is set here; those that a field sets or our code depends on are refused.
 """
 
 from __future__ import annotations
@@ -71,8 +71,11 @@ class ClusterConfig:
             if type(value) is not int or value < least:
                 raise ConfigError(f"{name} is an integer of at least {least}, not {value!r}")
         for name, value in raw.items():
-            if setting := find_setting(name.removeprefix("+")):
-                raise ConfigError(f"verl.{name}={value!r} contradicts what sets it here: {setting}")
+            key = name.removeprefix("+")
+            if setter := _FIELDS.get(key.removeprefix("actor_rollout_ref.")):
+                raise ConfigError(f"verl.{name}={value!r}: this key is set by a field; write {setter}=…")
+            if key.startswith(_OWN_KEYS):
+                raise ConfigError(f"verl.{name}={value!r}: training with --on verl sets this key itself; leave it out")
         rest = {name: each for name, each in overrides.items() if name not in own and not name.startswith("verl.")}
         return cls(**own, verl=raw), rest
 
@@ -112,9 +115,7 @@ def select_mode(config: TrainConfig, cluster: ClusterConfig) -> Mode:
     return "separate_async" if cluster.rollout_nodes else "colocate_async"
 
 
-def check_verl_support(
-    config: TrainConfig, cluster: ClusterConfig, device: Device, *, flash_attention: bool = True
-) -> None:
+def check_verl_support(config: TrainConfig, cluster: ClusterConfig, device: Device, *, flash_attention: bool) -> None:
     """Raise ConfigError for a field that verl cannot honor, by its name. flash_attention: see `build_settings`."""
     mode = select_mode(config, cluster)
     embedded = cluster.selects_engine(device)
@@ -137,7 +138,7 @@ def check_verl_support(
          "the embedded engine takes whole weights from verl: train adapters on GPUs with vLLM, or without --on verl"),
         (device == "cpu" and config.kl.coef > 0, f"kl.coef={config.kl.coef}",
          "verl keeps the reference model in pinned memory, which needs a GPU: train without --on verl"),
-        (device == "cuda" and config.algorithm.needs_values and not flash_attention, "an algorithm with a critic",
+        (device == "cuda" and config.algorithm.needs_values and not flash_attention, f"algorithm={config.algorithm}",
          "verl loads critics with flash-attn, which is not installed: install it, or train without --on verl"),
         (config.teacher.model is not None, f"teacher.model={config.teacher.model!r}",
          "distillation runs in one process or with gpus=N: train without --on verl"),
@@ -325,14 +326,6 @@ def build_settings(
     return out
 
 
-def find_setting(key: str) -> str | None:
-    """What sets a key of verl that is not to be replaced, for messages; None for other keys."""
-    short = key.removeprefix("actor_rollout_ref.")
-    if short in _FIELDS:
-        return f"write {_FIELDS[short]}=…"
-    return "leave it out, it is set by --on verl itself" if key.startswith(_OWN_KEYS) else None
-
-
 _FIELDS = {
     "model.path": "model", "model.lora_rank": "lora_rank", "actor.optim.lr": "optimizer.learning_rate",
     "model.enable_gradient_checkpointing": "gradient_checkpointing", "actor.entropy_coeff": "loss.entropy_coef",
@@ -346,7 +339,10 @@ _FIELDS = {
     "critic.optim.lr": "optimizer.critic_learning_rate", "trainer.nnodes": "nodes", "trainer.n_gpus_per_node": "gpus",
     "trainer.total_training_steps": "steps", "trainer.v1.trainer_mode": "async_training.max_staleness",
     "trainer.v1.sampler.max_off_policy_threshold": "async_training.max_staleness", "rollout.nnodes": "rollout_nodes",
+    "actor.use_kl_loss": "kl.placement",
+    "actor.clip_ratio_low": "loss.clip", "actor.clip_ratio_high": "loss.clip", "actor.clip_ratio_c": "loss.clip",
 }  # fmt: skip
+"""Keys of verl, without `actor_rollout_ref.` → the fields of TrainConfig or ClusterConfig that set them."""
 _OWN_KEYS = ("algorithm.", "data.", "trainer.default_local_dir", "trainer.resume_", "trainer.val_before_train",
              "actor_rollout_ref.rollout.calculate_log_probs")  # fmt: skip
-"""Keys, or their beginnings, that our chains, advantages and checkpoints depend on."""
+"""Prefixes of the other keys that our chains, advantages and checkpoints depend on."""

@@ -224,7 +224,7 @@ def follow(ray: Any, job: Any, spec: JobSpec, verl_config: Any) -> Iterator[Step
             if not ended and (dead := used - {node["NodeID"] for node in ray.nodes() if node["Alive"]}):
                 raise RankError(f"a node with training processes died: {', '.join(sorted(dead))}")
             records, progress = ask_job(ray, job.poll.remote(), spec)
-            if progress is not None and not started:  # the run directory ends with the step to continue after
+            if progress is not None and not started:  # later steps are removed from the run directory
                 loggers.start(run.config)
                 started = True
             for record in records:
@@ -274,8 +274,8 @@ class TrainingJob:
             trainer_class: Any = type(f"AgentFly{base.__name__}", (AgentFlyTrainer, base), {})
             trainer = trainer_class(config, self._spec, self._recorder)
             trainer.init()  # loads the checkpoint
-            self._recorder.rewind()
             trainer.rollout = RolloutManager(self._spec, trainer.get_llm_client(), self._recorder.report_progress)
+            self._recorder.rewind()
             trainer.fit(trainer.rollout)
 
     def poll(self) -> tuple[list[StepRecord], Progress | None]:
