@@ -339,7 +339,8 @@ _FIELDS = {
     "critic.optim.lr": "optimizer.critic_learning_rate", "trainer.nnodes": "nodes", "trainer.n_gpus_per_node": "gpus",
     "trainer.total_training_steps": "steps", "trainer.v1.trainer_mode": "async_training.max_staleness",
     "trainer.v1.sampler.max_off_policy_threshold": "async_training.max_staleness", "rollout.nnodes": "rollout_nodes",
-    "actor.use_kl_loss": "kl.placement",
+    "actor.use_kl_loss": "kl.placement", "critic.ppo_epochs": "epochs",
+    "critic.optim.clip_grad": "optimizer.max_grad_norm", "critic.ppo_max_token_len_per_gpu": "micro_batch_tokens",
     "actor.clip_ratio_low": "loss.clip", "actor.clip_ratio_high": "loss.clip", "actor.clip_ratio_c": "loss.clip",
 }  # fmt: skip
 """Keys of verl, without `actor_rollout_ref.` → the fields of TrainConfig or ClusterConfig that set them."""
