@@ -103,6 +103,19 @@ def test_recipe_without_agent_or_tasks_is_rejected(recipe: Path, tmp_path: Path)
     assert "give one" in run_command("run", recipe, "-q", "x", "--data", "y.json").stderr
 
 
+def test_unknown_subcommand_is_answered_with_those_that_exist() -> None:
+    run = run_command("recipes", "frozen_lake")
+    assert (run.returncode, run.stdout) == (2, "")
+    assert "agentfly: recipes has no command 'frozen_lake'; there are: copy." in run.stderr
+
+
+def test_failed_reward_is_named_below_the_table(recipe: Path) -> None:
+    recipe.write_text(RECIPE.replace("tools=", "reward=lambda prediction: 1 / 0, tools="))
+    run = run_command("run", recipe, "-q", "x", "-n", "2")
+    assert "failed: ZeroDivisionError: division by zero" in run.stdout.splitlines()[-1]
+    assert run.stdout.splitlines()[-1].startswith("2 × reward")
+
+
 def test_unreachable_server_is_reported_with_its_address() -> None:
     run = run_command("run", "--model", "m", "--backend", "client", "--base-url", "http://127.0.0.1:9/v1", "-q", "x")
     assert "http://127.0.0.1:9/v1" in run.stdout

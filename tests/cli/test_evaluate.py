@@ -129,7 +129,7 @@ def test_bad_arguments_are_rejected(recipe: Path, tmp_path: Path) -> None:
     for words, message in (
         (
             [ready, "--model", "m"],
-            r"defines an agent, so model_name_or_path cannot be set from outside; write `def agent",
+            r"defines an agent, so model cannot be set from outside; write `def agent",
         ),
         ([narrow, "--model", "m"], r"cannot be called with model_name_or_path .*write `def agent\(\*\*model\)`"),
         ([recipe, "--agent", "react"], "agent cannot be set from outside"),

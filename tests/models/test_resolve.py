@@ -102,6 +102,11 @@ def test_close_match_is_suggested(written: str, meant: str, no_hub: None) -> Non
         models.resolve(written)
 
 
+def test_distant_name_is_not_suggested(no_hub: None) -> None:
+    with pytest.raises(ConfigError, match=r"does not hold it\. `agentfly models` lists"):
+        models.resolve("runs/none")
+
+
 def test_unreachable_hub_falls_back_to_its_cache(tmp_path: Path, no_hub: None) -> None:
     """Uses the folder layout of the hub client's cache."""
     kept = tmp_path / "hub" / "models--Qwen--Qwen2.5-0.5B"

@@ -51,6 +51,18 @@ class _Commands(TyperGroup):
             raise
 
 
+class _Subcommands(TyperGroup):
+    """Commands of a command. One that does not exist, such as the name of a recipe, is answered with those that do."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if self.get_command(ctx, args[0]) is None:
+            there_are = ", ".join(self.list_commands(ctx))
+            raise ConfigError(
+                f"{ctx.info_name} has no command {args[0]!r}; there are: {there_are}. See {ctx.command_path} --help"
+            )
+        return super().resolve_command(ctx, args)
+
+
 def _list_names() -> list[str]:
     return list(dict.fromkeys(each.name for each in plugins.list_plugins(plugins.COMMANDS)))
 
@@ -351,11 +363,11 @@ app.command()(serve.serve)
 app.command()(serve.gateway)
 app.command()(doctor.doctor)
 app.command()(report.report)
-app.add_typer(template.app, name="template")
-app.add_typer(models.app, name="models")
-app.add_typer(recipes.app, name="recipes")
-app.add_typer(env.app, name="env")
-app.add_typer(mcp.app, name="mcp")
+app.add_typer(template.app, name="template", cls=_Subcommands)
+app.add_typer(models.app, name="models", cls=_Subcommands)
+app.add_typer(recipes.app, name="recipes", cls=_Subcommands)
+app.add_typer(env.app, name="env", cls=_Subcommands)
+app.add_typer(mcp.app, name="mcp", cls=_Subcommands)
 
 
 def main() -> None:

@@ -146,12 +146,17 @@ def format_call_line(call: ToolCall) -> str:
     return f"{call.name or '?'}({arguments or call.raw.strip()})"
 
 
+def describe_failure(trajectory: Trajectory) -> str:
+    """Return the message of the failure that ended a chain or its scoring; empty if there is none."""
+    last = trajectory.failures[-1] if trajectory.failures else None
+    unscored = trajectory.score is None and last is not None and last.kind is FailureKind.REWARD
+    return last.message if last is not None and (trajectory.stop.failure or unscored) else ""
+
+
 def format_end_line(trajectory: Trajectory) -> str:
     """Describe in one line how a chain ended."""
     reward = "" if trajectory.score is None else f", reward {trajectory.score.total:g}"
-    last = trajectory.failures[-1] if trajectory.failures else None
-    unscored = trajectory.score is None and last is not None and last.kind is FailureKind.REWARD
-    failed = f": {last.message}" if last is not None and (trajectory.stop.failure or unscored) else ""
+    failed = f": {message}" if (message := describe_failure(trajectory)) else ""
     return f"■ {trajectory.stop.value.replace('_', ' ')}{failed}{reward}"
 
 

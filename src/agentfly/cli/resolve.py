@@ -137,8 +137,9 @@ def make_agent(module: ModuleType, **model: Any) -> BaseAgent:
     """
     path, agent = Path(str(module.__file__)), getattr(module, "agent", None)
     if isinstance(agent, BaseAgent) and model:
+        fields = ", ".join(model).replace("model_name_or_path", "model")
         raise ConfigError(
-            f"{path} defines an agent, so {', '.join(model)} cannot be set from outside; "
+            f"{path} defines an agent, so {fields} cannot be set from outside; "
             "write `def agent(**model): return HFAgent(**model, …)` in it instead"
         )
     if callable(agent) and not isinstance(agent, BaseAgent):

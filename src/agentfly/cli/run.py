@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from agentfly import agents
 from agentfly.agent import BaseAgent
 from agentfly.backends.scripted import ScriptedBackend
 from agentfly.cli.console import print_text, safe_text
-from agentfly.cli.live_view import LiveView, summary_table
+from agentfly.cli.live_view import LiveView, describe_failure, summary_table
 from agentfly.cli.recipes import Recipe
 from agentfly.cli.resolve import agent_accepts, import_here, load_module, make_agent
 from agentfly.data import read_tasks, save_trajectories, select
@@ -168,6 +169,8 @@ def run_and_show(
         for trajectory in result:
             console.print(safe_text(trajectory.render(decode)))
     console.print(summary_table(result))
+    for failure, count in Counter(filter(None, map(describe_failure, result))).most_common():
+        print_text(console, f"{count} × {failure}", "red")
     if save is not None:
         save_trajectories(save, result)
         print_text(console, f"{len(result)} trajectories written to {save}")

@@ -42,7 +42,7 @@ async def constructor(subject: Subject) -> str:
         subject.env_class()
         seconds = time.perf_counter() - begun
         if not watch.exceeds(CONSTRUCTOR_SECONDS):
-            return f"takes no arguments, and {1000 * seconds:.1f} ms"
+            return f"takes no arguments; created in {1000 * seconds:.1f} ms"
     raise PropertyFailed(f"it takes {seconds:.1f} s; slow work goes into start")
 
 

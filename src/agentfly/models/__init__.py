@@ -70,7 +70,7 @@ def resolve(name: str) -> str:
         return str(prepare_model(PREPARED[name]))
     if (folder := Path(name).expanduser()).exists():
         return str(folder)
-    close = difflib.get_close_matches(name.rpartition("/")[2].lower(), PREPARED, 1, cutoff=0.4)
+    close = difflib.get_close_matches(name.rpartition("/")[2].lower(), PREPARED, 1)
     suggestion = f"Did you mean {close[0]!r}? " if close else ""
     hint = f"{suggestion}`agentfly models` lists the models that need no hub; or pass a folder with the model"
     return resolve_hub_name(name, hint)
