@@ -70,7 +70,7 @@ def test_run_directories_are_numbered_and_printed() -> None:
         ([RECIPE, "--steps", "2"], "write steps=2"),
         ([RECIPE, "--learning-rate=1e-3"], "write optimizer.learning_rate=1e-3"),
         ([RECIPE, "--from-step", "3"], "--from-step needs --resume"),
-        (["--resume", "nowhere"], "nowhere is not a run directory"),
+        (["--resume", "nowhere"], "there is no run directory "),
         ([RECIPE, "loggers=consol"], "console"),
         ([RECIPE, 'loggers=["consol"]'], "console"),
         ([RECIPE, "backend=vlm"], "vllm"),
@@ -144,7 +144,7 @@ def test_misspelled_option_gets_the_close_ones() -> None:
 
 def test_folder_to_resume_is_looked_at_before_torch_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "agentfly.training.trainer", None)  # importing it raises ImportError
-    assert "nowhere is not a run directory" in invoke_error("--resume", "nowhere")
+    assert "there is no run directory " in invoke_error("--resume", "nowhere")
 
 
 def test_recipe_without_config_is_rejected(tmp_path: Path) -> None:

@@ -312,10 +312,10 @@ def test_closed_run_rejects_writes(tmp_path: Path) -> None:
 
 
 def test_folder_without_a_run_is_rejected(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(DataError, match="is not a run directory"):
+    for path, message in ((tmp_path, "is not a run directory"), (tmp_path / "nowhere", "there is no run directory")):
+        with pytest.raises(DataError, match=message):
             RunDirectory(path)
-        with pytest.raises(DataError, match="is not a run directory"):
+        with pytest.raises(DataError, match=message):
             RunWriter.resume(path, 0)
     assert not (tmp_path / "nowhere").exists()
 

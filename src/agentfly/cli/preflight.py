@@ -84,7 +84,7 @@ async def _check(recipe: Recipe, changes: Mapping[str, Any], report: Report) -> 
     except AgentFlyError as error:
         report("memory", False, str(error), "`agentfly doctor --memory` plans other settings")
         return
-    report("memory", True, str(memory))
+    report("memory", True, str(memory).removeprefix("Memory "))
     try:
         unsampled = plan.make_agent(
             model_name_or_path=model, backend=ScriptedBackend("unused"), template=config.template

@@ -87,6 +87,8 @@ class RunDirectory:
         self.curve = self.path / "reward.png"
         self.report = self.path / "report.html"
         if must_exist and not self._config.is_file():
+            if not self.path.is_dir():
+                raise DataError(f"there is no run directory {self.path}")
             raise DataError(f"{self.path} is not a run directory: it has no {self._config.name}")
 
     @property
