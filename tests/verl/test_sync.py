@@ -9,6 +9,9 @@ import json
 import shutil
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -209,3 +212,33 @@ def test_request_that_was_aborted_before_its_first_token() -> None:
     completion = asyncio.run(backend.generate(Request([1, 2], Sampling())))
     assert completion.finish is FinishReason.ABORTED
     assert list(completion.token_ids) == list(completion.logprobs) == []
+
+
+def test_adapted_kl_coefficient_and_best_step_are_resumed(tmp_path: Path) -> None:
+    """With a stub of verl's trainer: on CPUs there is no run with KL, since verl's reference model needs a GPU."""
+    from agentfly.integrations.verl.trainer import AgentFlyTrainer
+
+    class Base:
+        def __init__(self, resume_from: Path | None) -> None:
+            trainer = SimpleNamespace(default_local_dir=str(tmp_path), resume_from_path=resume_from)
+            self.config = SimpleNamespace(trainer=trainer)
+            self.replay_buffer = SimpleNamespace()
+            self.global_steps = 3
+
+        def on_init_end(self) -> None: ...
+        def _save_checkpoint(self) -> None:
+            (tmp_path / "global_step_3").mkdir()
+
+    class Stub(AgentFlyTrainer, Base): ...
+
+    plan = plan_recipe(Recipe(RECIPE), {"kl": {"coef": 0.1, "target": 0.05, "placement": "reward"}})
+    spec: Any = SimpleNamespace(make_plan=lambda: plan)
+    saved = Stub(None, spec, None)  # type: ignore[arg-type]
+    saved._kl.update(0.2, chains=64)
+    saved._best = (0.5, 2)
+    saved._save_checkpoint()
+    resumed = Stub(tmp_path / "global_step_3", spec, None)  # type: ignore[arg-type]
+    assert resumed._kl.coef == 0.1
+    resumed.on_init_end()
+    assert resumed._kl.coef == saved._kl.coef > 0.1
+    assert resumed._best == (0.5, 2)
