@@ -25,6 +25,7 @@ HEALTHY = {
 DRIFTS: dict[str, tuple[dict[str, float], dict[str, float]]] = {
     # what is too much, and what is not quite
     "zero_variance": ({"group/zero_variance": 0.9}, {"group/zero_variance": 0.7}),
+    "reward_collapse": ({"reward/mean": 0.05}, {"reward/mean": 0.25}),
     "entropy_collapse": ({"policy/entropy": 0.1}, {"policy/entropy": 0.3}),
     "length_drift": ({"chain/sampled_tokens": 400.0}, {"chain/sampled_tokens": 200.0}),
     "turn_drift": ({"chain/turns": 1.0}, {"chain/turns": 1.5}),

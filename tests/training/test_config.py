@@ -43,6 +43,8 @@ def test_every_field_is_documented() -> None:
         ({"learning_rat": 1}, "close ones: optimizer.learning_rate"),
         ({"optimizer.learning_rate": "fast"}, "optimizer.learning_rate='fast'"),
         ({"optimizer.learning_rate": 0}, "optimizer.learning_rate must be above 0"),
+        ({"optimizer.learning_rate": 5}, "optimizer.learning_rate=5 destroys any model"),
+        ({"algorithm": "ppo", "optimizer.critic_learning_rate": 5}, "critic_learning_rate=5 destroys any model"),
         ({"steps": 0}, "steps must be at least 1"),
         ({"steps": 1.5}, "steps=1.5"),
         ({"loss.type": "clipp"}, "loss.type='clipp'"),

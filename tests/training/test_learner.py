@@ -27,7 +27,7 @@ from agentfly.errors import ConfigError, DataError, NonFiniteError, RecordError 
 from agentfly.training.batch import Sample  # noqa: E402
 from agentfly.training.local_learner import LocalLearner  # noqa: E402
 from agentfly.training.lora import add_lora  # noqa: E402
-from agentfly.training.optimizer import LRSchedule  # noqa: E402
+from agentfly.training.optimizer import LRSchedule, describe_unusual_rate  # noqa: E402, describe_unusual_rate
 from tests.backends.engine.test_architectures import PLAIN, built  # noqa: E402
 from tests.backends.engine.tiny import CONFIG, VOCABULARY, model_of  # noqa: E402
 from tests.training.pieces import piece, sample, samples  # noqa: E402
@@ -540,3 +540,21 @@ def test_graphs_are_captured_under_the_trace_lock(monkeypatch: pytest.MonkeyPatc
     runner._graph(3)
     assert free == [False]
     assert is_trace_lock_free()
+
+
+@pytest.mark.parametrize(
+    ("rate", "parameters", "lora", "warning"),
+    [
+        (5e-4, 2_000_000, False, ""),
+        (0.5, 2_000_000, False, "may be destroyed"),
+        (1e-3, 3_000_000_000, False, "may be destroyed"),
+        (1e-3, 3_000_000_000, True, ""),
+        (1e-10, 3_000_000_000, False, "almost nothing is learned"),
+    ],
+)
+def test_unusual_learning_rate_for_the_size_of_a_model_is_described(
+    rate: float, parameters: int, lora: bool, warning: str
+) -> None:
+    text = describe_unusual_rate(rate, parameters, lora=lora)
+    assert warning in text
+    assert bool(text) == bool(warning)

@@ -24,6 +24,7 @@ from agentfly.errors import ConfigError
 from agentfly.models import resolve, tiny
 from agentfly.runs.progress import ProgressSteps
 from agentfly.templates.tokenizer import load_tokenizer, save_tokenizer
+from agentfly.training.config_records import LEARNING_RATE_TOO_HIGH, MAX_LEARNING_RATE
 from agentfly.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ class SftConfig:
             raise ConfigError(f"--demos: there is no file {self.demos}")
         if self.expert is not None and self.expert < 1:
             raise ConfigError(f"--expert is a number of tasks, at least 1, not {self.expert}")
+        if self.learning_rate > MAX_LEARNING_RATE:
+            raise ConfigError(LEARNING_RATE_TOO_HIGH.format(name="--learning-rate", rate=self.learning_rate))
         if not 0 <= self.validation_fraction < 1:
             raise ConfigError(f"--validation-fraction is from 0 to below 1, not {self.validation_fraction}")
         if not 0 <= self.prompt_loss_weight <= 1:

@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 
 from agentfly.runs.metrics import groups, is_uniform, reported_components
@@ -55,6 +56,8 @@ class AlarmThresholds:
     """Factor by which the KL may exceed its median so far, once it is above a tenth of `kl`."""
     dominance: float = 0.98
     """Fraction of the reward's variance that one component may explain while others vary too."""
+    collapse: float = 0.25
+    """Fraction of its recent peak below which the mean reward has collapsed."""
     sacrifice: float = 0.3
     """Fraction of its best mean that a component may lose while the reward is at its best."""
 
@@ -130,6 +133,22 @@ def _check_zero_variance(history: Sequence[Metrics], limits: AlarmThresholds) ->
         "use tasks that are neither too hard nor too easy, more chains per task, or a finer reward"
     )
     return AlarmReading(share / limits.zero_variance, message, lambda t: 1.0)
+
+
+def _check_reward(history: Sequence[Metrics], limits: AlarmThresholds) -> AlarmReading | None:
+    """The reward fell to a fraction of its peak within the last `first` + `recent` steps."""
+    values = _numbers(history[-limits.first - limits.recent :], "reward/mean")
+    earlier, now = values[: -limits.recent], _recent(history, "reward/mean", limits)
+    if len(earlier) < 2 or now is None:  # one step is too noisy to be a peak
+        return None
+    peak = max(_mean(pair) for pair in pairwise(earlier))
+    if peak <= 0:
+        return None
+    message = (
+        f"the mean reward fell from {peak:.3g} to {now:.3g} within a few steps; lower optimizer.learning_rate, and "
+        "resume from a checkpoint before the fall"
+    )
+    return AlarmReading(peak * limits.collapse / max(now, 1e-12), message, lambda t: -(t.reward or 0.0))
 
 
 def _check_entropy(history: Sequence[Metrics], limits: AlarmThresholds) -> AlarmReading | None:
@@ -254,6 +273,7 @@ _FAILURE_TEXTS = {
 _CHECKS: dict[str, Callable[[Sequence[Metrics], AlarmThresholds], AlarmReading | None]] = {
     "failures": _check_failures,
     "zero_variance": _check_zero_variance,
+    "reward_collapse": _check_reward,
     "entropy_collapse": _check_entropy,
     "length_drift": _make_drift_check("chain/sampled_tokens", "sampled tokens", lambda t: float(t.sampled_tokens)),
     "turn_drift": _make_drift_check("chain/turns", "turns", lambda t: float(len(t.turns))),

@@ -18,6 +18,7 @@ from agentfly.threads import release_helpers, wait_for
 from agentfly.training.launch import is_torchrun_rank
 from agentfly.training.learner import Learner
 from agentfly.training.memory import MemoryPlan, fit_cache, plan_run, share_gpu
+from agentfly.training.optimizer import describe_unusual_rate
 from agentfly.training.plan import TrainPlan
 from agentfly.training.sharded_learner import ShardedLearner, build_learner
 from agentfly.training.sharding import Ranks
@@ -58,6 +59,10 @@ def build_learner_and_agent(plan: TrainPlan, undo: ExitStack) -> tuple[Learner, 
         torch.set_num_threads(max(min(torch.get_num_threads(), (os.cpu_count() or 2) // 2), 1))
     learner = build_learner(config, device, ranks)
     undo.callback(learner.close)
+    parameters = sum(weight.numel() for weight in learner.model.parameters())
+    rate = config.optimizer.learning_rate
+    if warning := describe_unusual_rate(rate, parameters, lora=config.lora_rank is not None):
+        _LOG.warning("optimizer.%s", warning)
     if embedded and device.type == "cuda":
         longest, kv_memory = lengths["run_options.context_length"], settings.get("kv_memory")
         memory = fit_cache(memory, learner, longest=longest, kv_memory=kv_memory)

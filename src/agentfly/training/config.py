@@ -26,6 +26,8 @@ from agentfly.runs.loggers import validate_loggers
 from agentfly.training.config_records import (
     CORRECTIONS,
     FLOATS,
+    LEARNING_RATE_TOO_HIGH,
+    MAX_LEARNING_RATE,
     NESTED,
     NESTED_NAMES,
     AsyncTrainingConfig,
@@ -130,6 +132,8 @@ class TrainConfig:
                     raise ConfigError(f"{name} must be a number from 0, not {value}")
             elif not 0 < value < math.inf:
                 raise ConfigError(f"{name} must be above 0, not {value}")
+            elif name.endswith("learning_rate") and value > MAX_LEARNING_RATE:
+                raise ConfigError(LEARNING_RATE_TOO_HIGH.format(name=name, rate=value))
         self._validate_combinations()
         self._refuse_fields_without_effect()
 

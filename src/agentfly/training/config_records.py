@@ -158,6 +158,14 @@ NESTED_NAMES = {
 }  # fmt: skip
 """Flat names that users try → the fields they mean, for error messages."""
 
+MAX_LEARNING_RATE = 1.0
+"""Above this, AdamW moves every weight by more than 1 per step, which destroys any model."""
+LEARNING_RATE_TOO_HIGH = (
+    "{name}={rate:g} destroys any model in a few steps; usual are 1e-6 to 1e-5 for a pretrained model, ten times as "
+    "much with LoRA, and 1e-4 to 1e-2 for a model of a few million parameters"
+)
+"""Error for a learning rate above `MAX_LEARNING_RATE`."""
+
 
 def to_json(value: Any) -> Any:
     """A value of a field as JSON; what has no JSON is its `repr`."""

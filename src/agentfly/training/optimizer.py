@@ -115,3 +115,18 @@ def trainable_parameters(model: Any) -> dict[str, Tensor]:
             "train in float32; precision='bfloat16' still computes in bfloat16"
         )
     return found
+
+
+_USUAL_RATES = ((10e6, 1e-6, 3e-2), (1e9, 1e-8, 1e-3), (float("inf"), 1e-8, 1e-4))
+"""Parameters of a model up to this number, and the learning rates between which it is usually trained."""
+
+
+def describe_unusual_rate(rate: float, parameters: int, *, lora: bool = False) -> str:
+    """A warning for a learning rate far outside the usual range for a model of this size; empty if it is not."""
+    low, high = next((low, high) for size, low, high in _USUAL_RATES if parameters <= size)
+    high *= 10 if lora else 1  # adapters start at zero and take larger steps
+    if low <= rate <= high:
+        return ""
+    effect = "the model may be destroyed within a few steps" if rate > high else "almost nothing is learned"
+    kind = "with LoRA" if lora else "with all weights trained"
+    return f"learning rate {rate:g}: {effect}; usual is {low:g} to {high:g} for {parameters:,} parameters {kind}"
