@@ -26,6 +26,7 @@ from agentfly.runs.loggers import validate_loggers
 from agentfly.training.config_records import (
     CORRECTIONS,
     FLOATS,
+    FOREIGN_FIELDS,
     LEARNING_RATE_TOO_HIGH,
     MAX_LEARNING_RATE,
     NESTED,
@@ -201,7 +202,7 @@ class TrainConfig:
         for name, value in changes.items():
             head, dot, inner = name.partition(".")
             if head not in values:
-                raise ConfigError(_unknown_field(head))
+                raise ConfigError(_unknown_field(name if name in FOREIGN_FIELDS else head))
             values[head] = _override_inner(head, values[head], inner, value) if dot else value
         config = TrainConfig(**values)
         for name, missed in (("warmup_steps", "at the full rate"), ("critic_warmup_steps", "to the policy")):
@@ -352,7 +353,8 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
 def find_field(name: str) -> str | None:
     """The dotted name of the field that a user calls `name`, such as kl.target for kl_target; None if there is none."""
     known = {each.name for each in fields(TrainConfig)} | TrainConfig().flat().keys()
-    return name if name in known else NESTED_NAMES.get(name)
+    meant = NESTED_NAMES.get(name) or FOREIGN_FIELDS.get(name, name)
+    return meant if meant in known else None
 
 
 def validate_overrides(overrides: Mapping[str, Any]) -> None:
@@ -361,7 +363,7 @@ def validate_overrides(overrides: Mapping[str, Any]) -> None:
     for name, value in overrides.items():
         head, dot, inner = name.partition(".")
         if head not in hints:
-            raise ConfigError(_unknown_field(head))
+            raise ConfigError(_unknown_field(name if name in FOREIGN_FIELDS else head))
         if not dot:
             _parse_field(head, value, hints[head])
         elif head in NESTED:
@@ -423,6 +425,8 @@ def _override_inner(head: str, value: Any, inner: str, new: Any) -> Any:
 def _unknown_field(name: str) -> str:
     if name in NESTED_NAMES:
         return f"there is no field {name!r}; write {NESTED_NAMES[name]}"
+    if name in FOREIGN_FIELDS:
+        return f"there is no field {name!r}; write {FOREIGN_FIELDS[name]}"
     known = [each.name for each in fields(TrainConfig)]
     close = difflib.get_close_matches(name, [*known, *NESTED_NAMES], 3)
     close = list(dict.fromkeys(NESTED_NAMES.get(each, each) for each in close))
