@@ -90,6 +90,23 @@ NEAR = [
     ("3 < x < 4", "[3, 4]"), ("x >= 5 or x <= 0", r"x \geq 5"), ("0.01", "10"), ("The answer is -3 or 3.", "-3"),
 ]  # fmt: skip
 """Wrong, in the same notations."""
+MARKDOWN = [
+    *((given, "10") for given in (
+        "**Answer: 10**", "Answer: **10**", "**10**", "`10`", "__Answer: 10__", "*10*", "_10_", "***10***", "**_10_**",
+        "**10.**", "**The answer is 10**.", "The answer is: **10**", "Answer: `10`.", "Answer = `10`", "```10```",
+        "**Answer:** 10", "Answer: **x = 10**", "Answer: **10**!", "The answer is 10!", "Answer: 10,", "10;", "“10”",
+        "**Answer: $10$.**", "The answer is **$10$**.", r"**\(10\)**", r"**\boxed{10}**", r"\boxed{**10**}",
+        r"`\boxed{10}`",
+    )),
+    ("**-3/4**", r"-\frac{3}{4}"), ("`sqrt(2)`", r"\sqrt{2}"), ("**(3, 4)**", "(3, 4)"), ("**1e6**", "1000000"),
+    ("**5 * 10^3**", "5000"), ("**6 - 5i**", "6 - 5i"), ("**n!**", "n!"), ("**x_1 + x_2**", "x_1 + x_2"),
+]  # fmt: skip
+"""Right, in Markdown or with punctuation after it."""
+UNMARKED = [
+    ("**9**", "10"), ("**-10**", "10"), ("-**10**", "10"), ("2**10", "10"), ("2**5**10", "10"), ("**5** or **10**", "10"),
+    ("10**1", "10"), ("2*5", "10"), ("**2 * 5**", "10"), ("**5!**", "120"), ("x**2", "x2"),
+]  # fmt: skip
+"""Wrong, though the marks are those of Markdown."""
 SEVERAL = [
     r"\boxed{41, 42, 43}", r"\boxed{42} \boxed{43}", r"\boxed{42} and \boxed{",
     r"\boxed{42 or 43}", r"\boxed{[0, 100]}", r"\boxed{42 \pm 1}",
@@ -116,6 +133,11 @@ async def test_number_must_be_fully_computed(the_judge: MathJudge) -> None:
 async def test_common_notations_are_parsed_exactly(the_judge: MathJudge) -> None:
     assert [pair for pair in NOTATION if not await the_judge.equal(*pair)] == []
     assert [pair for pair in NEAR if await the_judge.equal(*pair)] == []
+
+
+async def test_markdown_around_an_answer_is_ignored(the_judge: MathJudge) -> None:
+    assert [pair for pair in MARKDOWN if not await the_judge.equal(*pair)] == []
+    assert [pair for pair in UNMARKED if await the_judge.equal(*pair)] == []
 
 
 async def test_several_answers_are_wrong(the_judge: MathJudge) -> None:

@@ -46,6 +46,8 @@ _RESULT_PHRASES = (" is", "=", ":")
 _FUNCTION = re.compile(r"(?<![\\a-zA-Z])(pi(?![a-zA-Z])|(?:ln|log|sin|cos|tan)(?=\s*\(|\s+\d))")
 _BOXED_PLAIN = re.compile(r"\\boxed\{([^{}\\]*)\}")
 """A box without LaTeX in it."""
+_EMPHASIS = re.compile(r"(?<![\w)\]}\\])(\*{1,3}|_{1,3}|`{1,3})(?=\S)((?:[^\n*`]| \* ){1,200}?)(?<=\S)\1(?![\w(*`])")
+"""Text in bold, italics or code of Markdown. A product or a power (`2 ** 10`, `2**3**2`) is none."""
 _ROOT = re.compile(r"(?<![\\a-zA-Z])sqrt\s*\(|√\s*\(|√\s*(\d+|[a-zA-Z])")
 
 
@@ -58,6 +60,9 @@ def compare(given: str, right: str) -> dict[str, bool]:
         gold = parse(marked, _TARGETS, parsing_timeout=None)
     if any(each in (sympy.zoo, sympy.nan) for each in gold):
         gold = []
+    given = _EMPHASIS.sub(r"\2", _EMPHASIS.sub(r"\2", given)).strip()  # twice: `**_10_**`
+    if _is_number(gold):
+        given = given.rstrip("!")  # a computed number is no factorial
     answer = parse(_mark_answer(_expand_numbers(given)), _TARGETS, parsing_timeout=None) if gold else []
     if _is_number(gold) and not _is_number(answer):
         answer = []  # math-verify would compute the number, which is what the model has to do
@@ -131,7 +136,7 @@ def _mark_answer(given: str) -> str:
     """
     if (boxed := given.rfind(r"\boxed")) >= 0:
         return _BOXED_PLAIN.sub(lambda found: rf"\boxed{{{_to_latex(found[1])}}}", given[boxed:])
-    text = given.strip().removesuffix(".")
+    text = given.strip(' \n\t"“”').rstrip(".,;:")
     if _MARKED.search(text):
         return given
     lower = text.lower()
