@@ -289,6 +289,8 @@ def test_docstring_may_be_missing_or_incomplete() -> None:
         (Point, '{"x": 1}', Point(1, 0)),
         (str | list[str], '["a"]', '["a"]'),
         (Any, "[1]", "[1]"),
+        (list[Point], '[{"x": "1"}]', [Point(1, 0)]),
+        (Literal["a", 1], "1", 1),
     ],
     ids=str,
 )

@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType, SimpleNamespace
-from typing import Any, NotRequired, Optional, get_type_hints
+from typing import Any, NotRequired, Optional, TypeVar, get_type_hints
 
 import docstring_parser
 import pydantic
@@ -20,6 +21,7 @@ from pydantic.fields import FieldInfo
 
 from agentfly.errors import ConfigError, describe
 
+T = TypeVar("T")
 _REFERENCE = re.compile(r'"\$ref": "#/\$defs/([^"]+)"')
 _typed_dict: Any = typing_extensions.TypedDict  # called at run time with fields that a type checker cannot know
 
@@ -110,22 +112,14 @@ class ToolArguments:
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any] | str:
         """Return the validated and coerced arguments, or an error message for the model.
 
-        Some formats (Qwen3-Coder, GLM) write every argument as text. A parameter that takes strings gets the text
-        itself, even if it is JSON; for any other parameter the text is parsed as JSON.
+        Arguments that were written as text are converted by `convert_text`.
         """
         validate = self.adapter.validator.validate_python  # returns a new dict
         try:
             try:
                 checked: dict[str, Any] = validate(arguments)
-            except pydantic.ValidationError as error:
-                given = dict(arguments)
-                wrongly_typed = {str(e["loc"][0]) for e in error.errors(include_url=False) if e["loc"]}
-                for name in wrongly_typed & given.keys():
-                    if isinstance(given[name], str):
-                        with suppress(TypeError, ValueError):  # TypeError: half of a surrogate pair, which is not text
-                            parsed = pydantic_core.from_json(given[name], allow_inf_nan=False)
-                            given[name] = given[name] if isinstance(parsed, str) else parsed
-                checked = validate(given)
+            except pydantic.ValidationError:
+                checked = validate(convert_text(arguments, self.schema))
             return checked
         except pydantic.ValidationError as error:
             problems = []
@@ -148,6 +142,87 @@ class ToolArguments:
             for name, spec in self.schema["properties"].items()
         ]
         return f"It takes {', '.join(parameters)}." if parameters else "It takes no arguments."
+
+
+def convert_text(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert arguments that a model wrote as text to the types that a JSON Schema declares.
+
+    Some formats (Qwen3-Coder, GLM, MiniMax) write every value as text. Where the schema takes text, it stays text, even
+    if it is JSON. Elsewhere it is parsed as JSON, or as pydantic reads a number or a boolean ("True"). Text that is no
+    value of a declared type is not changed. The schema may be malformed: what cannot be read of it has no effect.
+    """
+    return {name: _convert(value, _property_specs([schema], name), schema) for name, value in arguments.items()}
+
+
+def _convert(value: Any, specs: Sequence[Any], schema: Mapping[str, Any]) -> Any:
+    """Convert a value and all values in it. `specs`: alternatives for it. `schema` has the definitions."""
+    options = _expand(specs, schema)
+    if isinstance(value, str):
+        value = _convert_leaf(value, options)
+    if isinstance(value, dict):
+        return {key: _convert(item, _property_specs(options, key), schema) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_convert(item, [spec.get("items") for spec in options], schema) for item in value]
+    return value
+
+
+def _expand(specs: Sequence[Any], schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The specifications with those that they combine or refer to, each once: references may form circles."""
+    options: list[Mapping[str, Any]] = []
+    pending = deque(specs)
+    while pending and len(options) < _MAX_OPTIONS:
+        spec = pending.popleft()
+        if not isinstance(spec, Mapping) or any(spec is option for option in options):
+            continue
+        options.append(spec)
+        for key in ("$defs", "definitions"):
+            pending.append(_read(schema, key, dict).get(_read(spec, "$ref", str).removeprefix(f"#/{key}/")))
+        for key in ("anyOf", "oneOf", "allOf"):
+            pending += _read(spec, key, list)
+    return options
+
+
+def _property_specs(options: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
+    declared = [_read(spec, "properties", dict).get(name) for spec in options]
+    return declared if any(declared) else [spec.get("additionalProperties") for spec in options]
+
+
+def _convert_leaf(text: str, options: Sequence[Mapping[str, Any]]) -> Any:
+    kinds = {kind for spec in options for kind in (_read(spec, "type", str), *map(str, _read(spec, "type", list)))} - {
+        ""
+    }
+    constants = [constant for spec in options if "type" not in spec for constant in _read(spec, "enum", list)]
+    constants += [spec["const"] for spec in options if "type" not in spec and "const" in spec]
+    if "string" in kinds or text in constants or not (kinds or constants):
+        return text
+    if "number" in kinds:
+        kinds.add("integer")
+    parsed: Any = text
+    with suppress(TypeError, ValueError):  # TypeError: half of a surrogate pair, which is not text
+        parsed = pydantic_core.from_json(text, allow_inf_nan=False)
+    if _JSON_KINDS.get(type(parsed)) in kinds or any(type(parsed) is type(c) and parsed == c for c in constants):
+        return parsed
+    for kind, adapter in _LENIENT.items():
+        for candidate in (parsed, text) if kind in kinds else ():
+            with suppress(TypeError, ValueError):
+                return adapter.validate_python(candidate)
+    return text
+
+
+def _read(spec: Mapping[str, Any], key: str, kind: type[T]) -> T:
+    """A value of a schema, which may be foreign; an empty one if it is absent or of another type."""
+    value = spec.get(key)
+    return value if isinstance(value, kind) else kind()
+
+
+_MAX_OPTIONS = 64
+"""Maximum number of combined specifications of one value that are read."""
+_JSON_KINDS = {int: "integer", float: "number", bool: "boolean", list: "array", dict: "object", type(None): "null"}
+_LENIENT: dict[str, pydantic.TypeAdapter[Any]] = {
+    "integer": pydantic.TypeAdapter(int),
+    "number": pydantic.TypeAdapter(pydantic.FiniteFloat),
+    "boolean": pydantic.TypeAdapter(bool),
+}
 
 
 def to_text(value: Any) -> str:

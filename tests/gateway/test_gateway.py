@@ -293,7 +293,7 @@ async def test_streamed_deltas_are_the_parsed_message() -> None:
 
     template = agent.load_template(tools=[TOOL | {"function": {**TOOL["function"], "description": "d"}}])  # type: ignore[operator, dict-item]
     for text in texts:
-        whole = client_message(template.parse_text(text), "id")
+        whole = client_message(template.parse_text(text), "id", template.tools)
         for step in (1, 3, 50):
             stream = ReplyStream(template, "id", ())
             deltas = [d for end in range(step, len(text) + step, step) for d in stream.add(text[:end])]
@@ -356,3 +356,45 @@ async def test_chains_of_one_key_are_told_apart_by_header() -> None:
         chains = {name: session.to_trajectory() for name, session in gateway.sessions.items()}
         assert {name: len(chain.turns) for name, chain in chains.items()} == {"one": 2, "two": 1}
         assert chains["two"].prediction == "chain two"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("api", ["chat/completions", "responses", "messages"])
+async def test_arguments_written_as_text_have_the_types_of_the_request_s_schema(api: str, stream: bool) -> None:
+    values = {"limit": "7", "flag": "True", "ratio": "0.5", "tags": '["a"]', "note": "7", "none": "null"}
+    parameters = {
+        "type": "object",
+        "properties": {
+            "limit": {"$ref": "#/$defs/count"},
+            "flag": {"type": "boolean"},
+            "ratio": {"type": ["number", "null"]},
+            "tags": {"type": "array", "items": {"type": "string"}},
+            "note": {"type": "string"},
+            "none": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+        },
+        "$defs": {"count": {"type": "integer"}},
+    }
+    tool = {"name": "find", "description": "d", "parameters": parameters, "input_schema": parameters}
+    tools = [{"type": "function", "function": tool}] if api == "chat/completions" else [{"type": "function", **tool}]
+    if api == "messages":
+        tools = [tool]
+    async with serve(call("find", **values)) as gateway:
+        key, session = await gateway.open_session(SETTINGS)
+        headers = {"authorization": f"Bearer {key}"}
+        body = {"input" if api == "responses" else "messages": [USER], "tools": tools, "stream": stream}
+        async with httpx.AsyncClient(base_url=gateway.base_url, headers=headers, timeout=60) as client:
+            response = await client.post(f"/{api}", json={**body, "max_tokens": 200})
+        assert response.is_success, response.text
+    converted = {"limit": 7, "flag": True, "ratio": 0.5, "tags": ["a"], "note": "7", "none": None}
+    assert dict(session.last_message.tool_calls[0].arguments) == converted
+    # As an object in the Messages API, else as JSON text in JSON.
+    texts = (
+        json.dumps(converted),
+        json.dumps(json.dumps(converted))[1:-1],
+        json.dumps(json.dumps(json.dumps(converted)))[1:-1],
+    )
+    shown = response.text.replace(", ", ",").replace(": ", ":")
+    assert any(text.replace(", ", ",").replace(": ", ":") in shown for text in texts), response.text
+    assert session.recorder is not None
+    sampled = session.recorder.segments[0].spans[-1].messages[0]
+    assert dict(sampled.tool_calls[0].arguments) == values  # the record has what the model wrote

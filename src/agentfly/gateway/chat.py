@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentfly.errors import ConfigError, DataError
+from agentfly.schema import convert_text
 from agentfly.templates.template import Template
 from agentfly.types import Completion, FinishReason, Message, Reply, Sampling, ToolCall
 
@@ -84,15 +85,17 @@ Delta = tuple[str, str | ToolCall]
 """`("thinking", text)`, `("content", text)` or `("call", call)`: what a stream adds to the reply."""
 
 
-def client_message(reply: Reply, reply_id: str) -> Message:
-    """The message of a reply as clients see it."""
+def client_message(reply: Reply, reply_id: str, tools: Sequence[Mapping[str, Any]]) -> Message:
+    """The message of a reply as clients see it. The schemas of the tools decide the types of arguments."""
+    schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
     calls: list[ToolCall] = []
     texts = [reply.message.text.strip("\n")]
     for call in reply.calls:
         if call.problem:
             texts.append(call.raw.strip("\n"))
         else:
-            calls.append(replace(call, id=f"call_{reply_id}_{len(calls)}"))
+            arguments = convert_text(call.arguments, schemas.get(call.name, {}))
+            calls.append(replace(call, id=f"call_{reply_id}_{len(calls)}", arguments=arguments))
     content = "\n".join(text for text in texts if text)
     return Message("assistant", content, tuple(calls), reply.message.thinking.strip("\n"))
 

@@ -323,7 +323,7 @@ class Turn:
             session.add_turn(self, completion, self.id, message, message)
         else:
             reply = template.parse_text(stream.cut(template.text(completion.token_ids, ids)))
-            message = client_message(reply, self.id)
+            message = client_message(reply, self.id, template.tools)
             session.add_turn(self, completion, self.id, reply.message, message)
             if sink is not None:
                 sink(stream.finish(message))

@@ -63,7 +63,8 @@ class ReplyStream:
         thinking = message.thinking.strip("\n")
         if not message.text and not calls:  # it may not be complete
             thinking = self._stable(thinking)
-        yield from self._advance(replace(client_message(Reply(sure), self._id), thinking=thinking))
+        sent = client_message(Reply(sure), self._id, self._template.tools)
+        yield from self._advance(replace(sent, thinking=thinking))
 
     def finish(self, message: Message) -> Iterator[Delta]:
         """The rest of the reply, given the whole message."""

@@ -7,19 +7,17 @@ import binascii
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
 import jsonschema
 import mcp_types
-import pydantic_core
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
 from agentfly.errors import ConfigError, DataError
 from agentfly.images import normalize_image
-from agentfly.schema import ToolArguments
+from agentfly.schema import ToolArguments, convert_text
 from agentfly.tooling import Tool, ToolResult
 from agentfly.trajectory import CallStatus
 from agentfly.types import Image
@@ -59,10 +57,7 @@ class SchemaArguments(ToolArguments):
         return cls(tool, description, shown, adapter=cast("Any", None), validator=validator)
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any] | str:
-        """Return the arguments, or an error message for the model.
-
-        Text is parsed as JSON where the schema does not allow text.
-        """
+        """Return the arguments, or an error message for the model."""
         given = dict(arguments)
         try:
             json.dumps(given, ensure_ascii=False, allow_nan=False).encode()
@@ -70,12 +65,9 @@ class SchemaArguments(ToolArguments):
             return f"Error: the arguments of {self.tool!r} cannot be written as JSON. {self.usage}"
         try:
             errors = list(self.validator.iter_errors(given))
-            for name in {str(each.path[0]) for each in errors if each.path}:
-                if isinstance(given[name], str):
-                    with suppress(ValueError, TypeError):
-                        parsed = pydantic_core.from_json(given[name], allow_inf_nan=False)
-                        given[name] = given[name] if isinstance(parsed, str) else parsed
-            errors = list(self.validator.iter_errors(given)) if errors else []
+            if errors:
+                given = convert_text(given, self.schema)
+                errors = list(self.validator.iter_errors(given))
         except (Unresolvable, RecursionError) as error:
             return f"Error: the arguments of {self.tool!r} cannot be checked: {error!s:.200}"
         problems = [self._describe(each) for each in errors[:5]]
