@@ -1,0 +1,99 @@
+"""The advantages of a step: every segment gets its own values and penalties, and KL is counted once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agentfly.algorithms import PPO
+from agentfly.algorithms.base import Episode, Group, SegmentArrays
+from agentfly.segment import Floats
+from agentfly.training.advantages import compute_samples
+from agentfly.training.config import TrainConfig
+from tests.algorithms.chains import episode
+
+
+class NumberedLearner:
+    """Scores the sampled tokens of each segment by numbers that no other segment has."""
+
+    def _score(self, segments: Sequence[SegmentArrays], first: float) -> list[Floats]:
+        return [
+            np.where(segment.mask, first - index, 0).astype(np.float32) for index, segment in enumerate(segments, 1)
+        ]
+
+    def score(self, segments: Sequence[SegmentArrays], temperature: float) -> list[Floats]:
+        return self._score(segments, 0.0)
+
+    def score_reference(self, segments: Sequence[SegmentArrays], temperature: float) -> list[Floats]:
+        return [2 * numbers for numbers in self.score(segments, temperature)]
+
+    def values(self, segments: Sequence[SegmentArrays]) -> list[Floats]:
+        return self._score(segments, 100.0)
+
+
+@dataclass(frozen=True)
+class RecordingPPO(PPO):
+    """PPO that keeps the episodes it was given."""
+
+    episodes: list[Episode] = field(default_factory=list)
+
+    def compute_advantages(self, groups: Sequence[Group]) -> list[list[Episode]]:
+        self.episodes.extend(episode for group in groups for episode in group.episodes)
+        return super().compute_advantages(groups)
+
+
+def groups_of_several_segments() -> list[Group]:
+    """Chains of 3, 1, 2 and 1 segments in two groups."""
+    chains = [
+        episode([2, 1, 3], 1.0, segments=[0, 1, 2], chain=0),
+        episode([2], 0.0, chain=1),
+        episode([1, 2, 1], 1.0, segments=[0, 0, 1], group=1, chain=0),
+        episode([3], 0.0, group=1, chain=1),
+    ]
+    return [Group(tuple(chains[:2])), Group(tuple(chains[2:]))]
+
+
+def compute(algorithm: RecordingPPO, kl: dict[str, Any]) -> list[Any]:
+    config = TrainConfig(model="tiny", algorithm=algorithm, kl=kl)
+    learner: Any = NumberedLearner()
+    return compute_samples(groups_of_several_segments(), learner, config, config.kl.coef)
+
+
+def numbers(arrays: Sequence[Floats] | None) -> list[set[float]]:
+    """The distinct numbers at the sampled tokens of each segment."""
+    assert arrays is not None
+    return [set(np.round(array[array != 0], 4).tolist()) for array in arrays]
+
+
+def test_every_segment_has_its_own_values_and_penalties() -> None:
+    algorithm = RecordingPPO()
+    samples = compute(algorithm, {"coef": 0.5, "placement": "reward", "estimator": "k1"})
+    # The segment of number n has the value 100 - n; its old log-probability is -n, the reference's -2n.
+    segment_numbers = [[1, 2, 3], [4], [5, 6], [7]]
+    assert [numbers(chain.values) for chain in algorithm.episodes] == [
+        [{100.0 - n} for n in ns] for ns in segment_numbers
+    ]
+    assert [numbers(chain.penalties) for chain in algorithm.episodes] == [
+        [{0.5 * n} for n in ns] for ns in segment_numbers
+    ]
+    assert [sample.name for sample in samples] == ["0/0#0", "0/0#1", "0/0#2", "0/1#0", "1/0#0", "1/0#1", "1/1#0"]
+    assert [numbers([sample.old_logprobs, sample.reference_logprobs]) for sample in samples] == [
+        [{-float(n)}, {-2.0 * n}] for n in range(1, 8)
+    ]
+
+
+@pytest.mark.parametrize("placement", ["loss", "reward"])
+def test_kl_is_part_of_the_reward_only_where_it_is_placed_there(placement: str) -> None:
+    without_kl = compute(RecordingPPO(), {"coef": 0.0})
+    algorithm = RecordingPPO()
+    samples = compute(algorithm, {"coef": 0.5, "placement": placement})
+    assert all(sample.reference_logprobs is not None for sample in samples)
+    assert all((chain.penalties is not None) is (placement == "reward") for chain in algorithm.episodes)
+    equal = [
+        np.array_equal(sample.advantages, other.advantages) for sample, other in zip(samples, without_kl, strict=True)
+    ]
+    assert equal == [placement == "loss"] * len(samples)
