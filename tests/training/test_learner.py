@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from transformers import LlamaConfig  # noqa: E402
 
 from agentfly.algorithms.loss import Loss  # noqa: E402
-from agentfly.backends.engine.loading import resolve_dtype  # noqa: E402
+from agentfly.backends.engine.loading import bfloat16_is_fast  # noqa: E402
 from agentfly.backends.engine.model_runner import TRACE_LOCK  # noqa: E402
 from agentfly.errors import ConfigError, DataError, NonFiniteError, RecordError  # noqa: E402
 from agentfly.training.batch import Sample  # noqa: E402
@@ -374,7 +374,7 @@ def test_model_in_low_precision_is_rejected() -> None:
 
 def test_bfloat16_products_train_float32_weights() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if resolve_dtype(None, device) is not torch.bfloat16:
+    if not bfloat16_is_fast(device):
         with pytest.raises(ConfigError, match="this CPU is slower in it"):
             learner_of(model_of(), precision="bfloat16")
         pytest.skip("this CPU does not multiply bfloat16 well, or dies of it")

@@ -22,7 +22,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agentfly.algorithms.base import SegmentArrays
 from agentfly.backends.engine.attention import attend_dense, register_attention
-from agentfly.backends.engine.loading import resolve_dtype
+from agentfly.backends.engine.loading import bfloat16_is_fast
 from agentfly.backends.engine.model_runner import compile_layers, share_weights, supports_packing
 from agentfly.backends.engine.vision import (
     FeatureCache,
@@ -280,10 +280,10 @@ def computes_in_low_precision(precision: Precision, model: Any, device: torch.de
     if precision not in get_args(Precision):
         raise ConfigError(f"precision is one of {', '.join(get_args(Precision))}, not {precision!r}")
     # Not measured where it makes no difference: that starts a process.
-    bfloat16_is_fast = precision != "float32" and resolve_dtype(None, device) is torch.bfloat16
-    if precision == "bfloat16" and not bfloat16_is_fast:
+    in_bfloat16 = precision != "float32" and bfloat16_is_fast(device)
+    if precision == "bfloat16" and not in_bfloat16:
         raise ConfigError("precision='bfloat16', but this CPU is slower in it than in float32, or does not support it")
-    return bfloat16_is_fast or any(each.dtype != torch.float32 for each in model.parameters())
+    return in_bfloat16 or any(weight.dtype != torch.float32 for weight in model.parameters())
 
 
 def packed_attention(

@@ -96,9 +96,13 @@ def resolve_device(asked: str | None) -> torch.device:
 
 
 def resolve_dtype(asked: str | None, device: torch.device) -> torch.dtype:
-    """The requested precision; None takes bfloat16 where the hardware multiplies it fast, else float32."""
+    """The requested precision. None is bfloat16 on a GPU and float32 on a CPU.
+
+    On a CPU the rounding of a bfloat16 product depends on how many rows are multiplied at once, so which chains share a
+    pass would change what is sampled: two runs with one seed would differ.
+    """
     if asked is None:
-        return torch.bfloat16 if device.type == "cuda" or _bfloat16_is_quick() else torch.float32
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
     if asked not in DTYPES:
         raise ConfigError(f"dtype is one of {', '.join(DTYPES)}, not {asked!r}")
     return DTYPES[asked]
@@ -118,8 +122,13 @@ print(min(fast for fast, _ in rounds) < min(slow for _, slow in rounds))
 """
 
 
+def bfloat16_is_fast(device: torch.device) -> bool:
+    """Whether the device multiplies bfloat16 faster than float32."""
+    return device.type == "cuda" or _cpu_is_fast_in_bfloat16()
+
+
 @cache
-def _bfloat16_is_quick() -> bool:
+def _cpu_is_fast_in_bfloat16() -> bool:
     """Whether this CPU multiplies bfloat16 faster than float32.
 
     Many are dozens of times slower, and a virtual machine may announce instructions that kill the process that uses
