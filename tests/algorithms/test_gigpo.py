@@ -34,6 +34,17 @@ def test_turns_from_the_same_state_are_compared() -> None:
         np.testing.assert_allclose(got, whole + 0.5 * np.array(step), **CLOSE)
 
 
+def test_state_is_compared_at_whatever_turn_it_is_reached() -> None:
+    """Chain a is at the lake in its second turn, chain b in its third."""
+    a = episode([1, 1, 1], 1.0, states={0: "lake", 1: "hill"})
+    b = episode([1, 1, 1], 0.0, states={0: "wood", 1: "lake"})
+    (chains,) = advantages(DrGRPO(), [a, b])
+    (ours,) = advantages(GiGPO(std=False, gamma=0.5), [a, b])
+    # Returns of a: 0.25, 0.5, 1; of b: 0. The task and the lake are shared, the hill and the wood are not.
+    np.testing.assert_allclose(ours[0], chains[0] + [0.125, 0.25, 0.0], **CLOSE)
+    np.testing.assert_allclose(ours[1], chains[1] + [-0.125, 0.0, -0.25], **CLOSE)
+
+
 def z(numbers: list[float], at: int) -> float:
     return (numbers[at] - mean(numbers)) / (stdev(numbers) + 1e-6)
 

@@ -11,7 +11,7 @@ from agentfly.errors import ConfigError, EnvironmentFault
 from agentfly.evaluation import evaluate
 from agentfly.resources import ResourceManager
 from agentfly.rollout.events import ChainRetried, Event
-from agentfly.trajectory import Trajectory
+from agentfly.trajectory import FailureKind, Trajectory
 from tests.fakes import byte_agent, call
 
 BRANCHING = {"turn": 2, "branches": 3}
@@ -135,6 +135,33 @@ async def test_chain_that_fails_after_its_fork_continues_from_there() -> None:
     assert numbers(root)[:2] == numbers(branch)[:2]
     assert numbers(root)[2] == numbers(root)[1] + 77
     assert len(root.failures) == 1
+
+
+async def test_retried_branch_records_failures_before_its_fork_once() -> None:
+    class Fragile(Counter):
+        failed = False
+
+        @tool
+        async def press(self, times: int) -> str:
+            """Press the button."""
+            if times == 13:
+                raise ValueError("stuck")
+            if times == 77 and not Fragile.failed:
+                Fragile.failed = True
+                raise EnvironmentFault("broken")
+            self.shown += times
+            return f"It shows {self.shown}."
+
+    def script(turn: ScriptedTurn) -> str:
+        if turn.turn == 3:
+            return "done"
+        return call("press", times={0: 13, 1: 5}.get(turn.turn, 1 if turn.chain == "0/0" else 77))
+
+    agent = byte_agent(script, tools=[Fragile])
+    root, branch = await agent.run("a", branching={"turn": 2, "branches": 2}, seed=1)
+    assert (root.attempts, branch.attempts) == (1, 2)
+    assert [failure.kind for failure in root.failures] == [FailureKind.TOOL]
+    assert [failure.kind for failure in branch.failures] == [FailureKind.TOOL, FailureKind.ENVIRONMENT]
 
 
 @pytest.mark.parametrize(

@@ -265,6 +265,17 @@ async def test_failed_reward_is_retried_and_fails_only_its_chain() -> None:
     assert (zero.treatment, len(zero.failures)) == (TrainingTreatment.ZERO, 1)
 
 
+async def test_failed_reward_keeps_the_stop_reason_and_treatment_of_a_failed_chain() -> None:
+    @reward
+    def broken(prediction: str) -> float:
+        raise ValueError("no judge")
+
+    failures = {"truncation": "drop_group", "reward": "mask", "retries": 0}
+    (chain,) = await byte_agent("a reply", reward=broken).run("a", failures=failures, sampling={"max_tokens": 2})
+    assert (chain.stop, chain.treatment) == (StopReason.TRUNCATED, TrainingTreatment.DROP_GROUP)
+    assert [failure.kind for failure in chain.failures] == [FailureKind.REWARD]
+
+
 async def test_unknown_reward_parameter_is_rejected_before_the_first_token() -> None:
     @reward
     def wants(prediction: str, targett: int) -> float:
