@@ -358,6 +358,18 @@ async def test_chains_of_one_key_are_told_apart_by_header() -> None:
         assert chains["two"].prediction == "chain two"
 
 
+async def test_requests_that_sample_nothing_create_no_chain() -> None:
+    async with serve("hello", api_key="k") as gateway, httpx.AsyncClient(timeout=60) as client:
+        for path, status in (("v1/models", 200), ("metrics", 200), ("v1/chat/completions", 405), ("v1/nothing", 404)):
+            for key, expected in (("k", status), ("other", 401)):
+                headers = {"authorization": f"Bearer {key}", "x-agentfly-chain": "one"}
+                answer = await client.get(f"{gateway.url}/{path}", headers=headers)
+                assert answer.status_code == expected, (path, key)
+        assert not gateway.sessions
+        assert (await ask(gateway, "k", [USER])).is_success
+        assert list(gateway.sessions) == [""]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("api", ["chat/completions", "responses", "messages"])
 async def test_arguments_written_as_text_have_the_types_of_the_request_s_schema(api: str, stream: bool) -> None:

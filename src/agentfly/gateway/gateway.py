@@ -119,17 +119,20 @@ class Gateway:
         assert session.recorder is not None
         self._finished += session.recorder.counts
 
-    def authenticate(self, key: bytes, chain: str) -> GatewaySession:
-        """The session of a request. Raises ApiError 401 for an unknown key."""
-        digest = digest_key(key)
-        if (session := self._keys.get(digest)) is not None:
-            return session
-        if self._key is None or (self._key and not equals_key(key, self._key)):
+    def authenticate(self, key: bytes) -> GatewaySession | None:
+        """The session of a chain's key; None for the gateway's own. Raises ApiError 401 for an unknown key."""
+        session = self._keys.get(digest_key(key))
+        if session is None and (self._key is None or (self._key and not equals_key(key, self._key))):
             raise ApiError("the API key is not valid here", 401, "invalid_api_key")
+        return session
+
+    def get_session(self, key: bytes, chain: str) -> GatewaySession:
+        """The session of a chain of clients with the gateway's own key; its first request creates it."""
         if not self.record:
             chain = ""
         elif not chain and key and self.takes_any_key:
-            chain = f"key-{digest.hex()[:12]}"  # the chains are saved; the key may be a secret of another service
+            # A digest: the chains are saved, and the key may be a secret of another service.
+            chain = f"key-{digest_key(key).hex()[:12]}"
         if chain not in self.sessions:
             if len(self.sessions) >= MAX_CHAINS:
                 raise ApiError(f"there are {MAX_CHAINS} chains already; start another gateway", 429, "too_many_chains")

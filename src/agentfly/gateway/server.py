@@ -61,8 +61,11 @@ class ServedGateway(Protocol):
     @property
     def takes_any_key(self) -> bool: ...
 
-    def authenticate(self, key: bytes, chain: str) -> GatewaySession:
-        """The session of a request. Raises ApiError."""
+    def authenticate(self, key: bytes) -> GatewaySession | None:
+        """The session of a chain's key; None for the gateway's own. Raises ApiError."""
+
+    def get_session(self, key: bytes, chain: str) -> GatewaySession:
+        """The session of a chain of clients with the gateway's own key. Raises ApiError."""
 
     def metrics(self) -> dict[str, float]: ...
 
@@ -103,7 +106,8 @@ class GatewayApp:
             raise ApiError(problem, 403, "forbidden")
         if path == "/health":
             return JSONResponse({"status": "ok"})
-        session = gateway.authenticate(read_key(scope["headers"]), headers.get(CHAIN_HEADER, "")[:200])
+        key = read_key(scope["headers"])
+        session = gateway.authenticate(key)
         if path in ("/metrics", "/v1/models"):
             if scope["method"] != "GET":
                 raise ApiError(f"{path} is read with GET", 405, "method_not_allowed")
@@ -115,6 +119,8 @@ class GatewayApp:
             raise ApiError(f"there is no {path[:100]!r}; there are {', '.join(_APIS)}", 404, "not_found")
         if scope["method"] != "POST":
             raise ApiError(f"{path} takes POST", 405, "method_not_allowed")
+        if session is None:  # only now: a request that samples nothing creates no chain
+            session = gateway.get_session(key, headers.get(CHAIN_HEADER, "")[:200])
         data = await _read_body(headers, receive)
         if path == "/v1/completions":
             return await self._complete(session, parse_body(data), receive)
