@@ -129,18 +129,18 @@ def _compare(
     """Compare one case; None if the template cannot render the context, so that it cannot occur."""
     where = f"after {', '.join(message.role for message in context)}"
     later = any(message.role == "tool" for message in context)
+    guard = template.choose_guard([*context, turn, *delta])
     try:
-        prompt = template.render(context)
+        prompt = template.render(context, guard=guard)
     except TemplateError:
         return None
     try:
-        closed = template.render([*context, turn], open_turn=False)
-        full = template.render([*context, turn, *delta])
+        closed = template.render([*context, turn], open_turn=False, guard=guard)
+        full = template.render([*context, turn, *delta], guard=guard)
         extended = template.follow(delta)
     except TemplateError as error:
         return _AuditCase(AuditVerdict.REFUSED, str(error.__cause__ or error), raised=True)
-    encode = template.codec.encode
-    ids = encode(full)
+    ids = template.codec.encode(full, guard)
     tail = [extended.close, *extended.ids]
     if ids[-len(tail) :] != tail:
         if turn.text and turn.tool_calls:  # without text the suffix is correct: the template moves the text
@@ -151,7 +151,7 @@ def _compare(
             AuditVerdict.REFUSED, f"{where} the template continues differently than after a first turn", later=later
         )
     # If no token closes a turn (GLM), the last closing token is before the turn.
-    turn_ids = encode(template.cut_after_close(closed) if template.closes_turns else closed)
+    turn_ids = template.codec.encode(template.cut_after_close(closed) if template.closes_turns else closed, guard)
     if ids != [*turn_ids, *extended.after(turn_ids[-1])]:
         return _AuditCase(
             AuditVerdict.REWRITTEN, f"{where} the template shows the turns so far differently than before"

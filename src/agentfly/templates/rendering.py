@@ -76,13 +76,16 @@ class Renderer:
             self._string_arguments = text is not None and '{"q"' in text
         self._needs_short_ids = self._try_call("c1") is None and self._try_call("call00000") is not None
 
-    def render(self, messages: Sequence[Message], *, open_turn: bool = True) -> str:
-        """Render a conversation; `open_turn`: with the generation prompt."""
-        return self._run([self._to_dict(message) for message in messages], open_turn)
+    def render(
+        self, messages: Sequence[Message], *, open_turn: bool = True, tools: list[dict[str, Any]] | None = None
+    ) -> str:
+        """Render a conversation; `open_turn`: with the generation prompt. `tools` replace those of the renderer."""
+        return self._run([self._to_dict(message) for message in messages], open_turn, tools)
 
-    def _run(self, messages: list[dict[str, Any]], open_turn: bool) -> str:
+    def _run(self, messages: list[dict[str, Any]], open_turn: bool, tools: list[dict[str, Any]] | None = None) -> str:
+        variables = {**self._variables, "tools": tools} if tools else self._variables
         try:
-            return self._compiled.render(self._variables, messages=messages, add_generation_prompt=open_turn)
+            return self._compiled.render(variables, messages=messages, add_generation_prompt=open_turn)
         except Exception as error:
             roles = ", ".join(message["role"] for message in messages)
             reason = str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"

@@ -25,7 +25,8 @@ from agentfly.types import Image, Message, Reply, ToolCall
 from agentfly.vision import ImageProcessor
 
 GUARDED = frozenset({"user", "tool"})
-"""Roles whose text must never become a control token; system text and earlier assistant turns are trusted."""
+"""Roles whose text must never become a control token, and nor must the tools': MCP servers and clients write them.
+System text and earlier assistant turns are trusted."""
 _THINKING_OPENINGS = ("<think>", "[THINK]", "<|START_THINKING|>", "<mm:think>", "<|open|>think<|sep|>")
 """Endings of a prompt that has already opened the model's thinking."""
 
@@ -104,7 +105,6 @@ class Template:
         self.tools = tuple(tools)
         given = {**special_tokens(tokenizer), **(variables or {})}
         self._renderer = Renderer(source, name=self.name, tools=tools, variables=given, today=today, image=image)
-        self.render = self._renderer.render
         self.reads = self._renderer.reads
         """Names of the variables that the template reads."""
         self.shows_tools = self._renderer.shows_tools
@@ -114,6 +114,7 @@ class Template:
             with_image = self.render([Message("user", ("u", Image("data:,")))])
             self.shows_images = with_image.count(image_processor.placeholder) == 1
         self.codec = Codec(tokenizer)
+        self._has_forged_tools = self._cut_tools("\0") != list(self.tools)
         self.parser = parser
         close = [text for text in close if text in self.codec.control]
         if not close:
@@ -145,6 +146,15 @@ class Template:
             generation_prompt = self.render(user).removeprefix(self.render(user, open_turn=False))
             self.thinking_open = bool(self.thinking_opening(generation_prompt))
         self._opens_thinking = self.thinking_open or any(opening in source for opening in _THINKING_OPENINGS)
+
+    def render(self, messages: Sequence[Message], *, open_turn: bool = True, guard: str = "") -> str:
+        """Render a conversation, `open_turn`: with the generation prompt. `guard` splits control tokens in tools."""
+        tools = self._cut_tools(guard) if guard and self._has_forged_tools else None
+        return self._renderer.render(messages, open_turn=open_turn, tools=tools)
+
+    def choose_guard(self, messages: Sequence[Message]) -> str:
+        """A character that neither the messages nor the template and its tools contain."""
+        return unused_character([self._own_marks, *(text for message in messages for text in _texts(message))])
 
     def start(self, messages: Sequence[Message | Mapping[str, Any]]) -> list[int]:
         """Encode a whole conversation, up to and including the generation prompt. Messages may be OpenAI dicts."""
@@ -252,7 +262,7 @@ class Template:
 
     def _render_and_encode(self, messages: Sequence[Message], rendering: Rendering) -> tuple[int, list[int]]:
         """Render and encode. Control tokens in untrusted text are split by a character that no message contains."""
-        guard = unused_character([self._own_marks, *(text for message in messages for text in _texts(message))])
+        guard = self.choose_guard(messages)
         guarded: list[Message] = []
         for message in messages:
             if message.role not in GUARDED and self.image_processor is not None:
@@ -282,7 +292,7 @@ class Template:
 
     def _render_whole(self, messages: Sequence[Message], guard: str) -> tuple[int, str]:
         """Render a conversation; also return the token that closes a turn."""
-        return self.close_id, self.render(messages)
+        return self.close_id, self.render(messages, guard=guard)
 
     def _render_suffix(self, messages: Sequence[Message], guard: str) -> tuple[int, str]:
         """Return the token that closes the turn before `messages`, and the text from there to the next turn."""
@@ -290,7 +300,7 @@ class Template:
         problem = TemplateError(f"template {self.name!r} drops the assistant turn before {delta_kind(messages)}")
         for turn in _placeholder_turns(mark, messages):
             try:
-                full = self.render([Message("user", "u"), turn, *messages])
+                full = self.render([Message("user", "u"), turn, *messages], guard=guard)
             except TemplateError as error:
                 problem = error
                 continue
@@ -303,6 +313,10 @@ class Template:
                 f"template {self.name!r} writes no closing token between an assistant turn and {delta_kind(messages)}"
             )
         raise problem
+
+    def _cut_tools(self, guard: str) -> list[Any]:
+        """The tools, with `guard` in everything in them that could become a control token."""
+        return [_map_strings(tool, lambda text: self.codec.cut(text, guard)) for tool in self.tools]
 
     # ── fast path: most conversations and deltas fit a form that was learned before ──
 
@@ -333,7 +347,8 @@ class Template:
 
             if len(self._forms) >= 4096:
                 self._forms.clear()
-            is_fixed = not self.codec.strips_space and not any(self.codec.forged.search(m.name) for m in messages)
+            has_forged_name = any(self.codec.forged.search(message.name) for message in messages)
+            is_fixed = not (self.codec.strips_space or self._has_forged_tools or has_forged_name)
             form = learn_form(render_contents, len(messages), self.codec) if is_fixed else None
             self._forms[shape] = form
         if form is None:
@@ -367,14 +382,19 @@ def _cut_placeholder(message: Message, placeholder: str, guard: str) -> Message:
     """Insert `guard` into every image placeholder that is written out in the text of a message."""
 
     def cut(value: Any) -> Any:
-        if isinstance(value, str):
-            return value.replace(placeholder, f"{placeholder[0]}{guard}{placeholder[1:]}")
-        if isinstance(value, Mapping):
-            return {name: cut(each) for name, each in value.items()}
-        return type(value)(map(cut, value)) if isinstance(value, list | tuple) else value
+        return _map_strings(value, lambda text: text.replace(placeholder, f"{placeholder[0]}{guard}{placeholder[1:]}"))
 
     calls = tuple(replace(call, arguments=cut(call.arguments), raw=cut(call.raw)) for call in message.tool_calls)
     return replace(message, content=cut(message.content), thinking=cut(message.thinking), tool_calls=calls)
+
+
+def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
+    """The value with every string in it changed, names of fields included."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {_map_strings(name, change): _map_strings(content, change) for name, content in value.items()}
+    return type(value)(_map_strings(item, change) for item in value) if isinstance(value, list | tuple) else value
 
 
 def _texts(message: Message) -> Iterator[str]:
