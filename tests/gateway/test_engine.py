@@ -19,6 +19,7 @@ from agentfly.cli.serve import find_checkpoint
 from agentfly.errors import ConfigError
 from agentfly.gateway import Gateway
 from agentfly.models.lookup import TOOL_SCHEMA
+from agentfly.rollout import ChainLimits, ChainSettings
 from agentfly.types import Sampling
 from tests.commands import fork, run_command, run_main
 from tests.gateway.conversations import SETTINGS
@@ -53,6 +54,16 @@ async def check_streaming_clients(openai: Any, url: str, count: int) -> None:
         first = await stream(client, **fields)
         assert first
         assert await asyncio.gather(*(stream(client, **fields) for _ in range(count))) == [first] * count
+
+
+async def test_equal_parallel_requests_of_a_chain_with_a_seed_have_different_replies(gateway: Gateway) -> None:
+    settings = ChainSettings(sampling=Sampling(max_tokens=24, temperature=2.0), limits=ChainLimits(max_turns=8), seed=1)
+    key, _ = await gateway.open_session(settings)
+    headers = {"authorization": f"Bearer {key}"}
+    async with httpx.AsyncClient(base_url=gateway.base_url, headers=headers, timeout=60) as client:
+        body = {"messages": [QUESTION]}
+        answers = await asyncio.gather(*(client.post("/chat/completions", json=body) for _ in range(8)))
+    assert len({answer.json()["choices"][0]["message"]["content"] for answer in answers}) == 8
 
 
 async def test_streaming_clients_are_served_together(gateway: Gateway, openai: Any) -> None:

@@ -172,6 +172,74 @@ async def test_limits_of_the_chain_are_enforced() -> None:
         assert (await ask(gateway, key, [USER])).json()["error"]["code"] == "max_turns"
 
 
+async def ask_together(gateway: Gateway, key: str, count: int, **fields: Any) -> list[httpx.Response]:
+    limits = httpx.Limits(max_connections=count)
+    headers = {"authorization": f"Bearer {key}"}
+    async with httpx.AsyncClient(base_url=gateway.base_url, headers=headers, timeout=60, limits=limits) as client:
+        body = {"messages": [USER], **fields}
+        return await asyncio.gather(*(client.post("/chat/completions", json=body) for _ in range(count)))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("limits", "turns", "tokens", "code"),
+    [
+        (ChainLimits(max_turns=3, max_chain_tokens=400), 3, 33, "max_turns"),
+        (ChainLimits(max_turns=30, max_chain_tokens=40), 4, 40, "max_chain_tokens"),
+    ],
+)
+async def test_limits_hold_for_parallel_requests(
+    limits: ChainLimits, turns: int, tokens: int, code: str, stream: bool
+) -> None:
+    async with serve(lambda turn: "0123456789") as gateway:
+        key, session = await gateway.open_session(ChainSettings(limits=limits))
+        answers = await ask_together(gateway, key, 50, stream=stream)
+        assert sum(code in answer.text for answer in answers) == 50 - turns
+        assert session.recorder is not None
+        assert len(session.recorder.turns) == turns
+        assert sum(segment.num_sampled_tokens for segment in session.recorder.segments) == tokens
+
+
+async def test_parallel_requests_have_seeds_of_their_own() -> None:
+    seeds: list[int | None] = []
+
+    class Together(ScriptedBackend):
+        """Answers when all requests are there."""
+
+        async def generate(self, request: Request) -> Completion:
+            seeds.append(request.sampling.seed)
+            while len(seeds) < 8:
+                await asyncio.sleep(0)
+            return await super().generate(request)
+
+    async with serve(Together(lambda turn: f"reply {turn.turn}")) as gateway:
+        key, _ = await gateway.open_session(ChainSettings(limits=ChainLimits(max_turns=50), seed=1))
+        answers = await ask_together(gateway, key, 8)
+        replies = {answer.json()["choices"][0]["message"]["content"] for answer in answers}
+        assert replies == {f"reply {number}" for number in range(8)}
+    assert len(set(seeds)) == 8
+
+
+async def test_a_failed_request_gives_back_its_turn() -> None:
+    failed: list[Request] = []
+
+    class FailingOnce(ScriptedBackend):
+        async def generate(self, request: Request) -> Completion:
+            if not failed:
+                failed.append(request)
+                raise BackendFault("no connection")
+            assert (request.turn, request.sampling) == (failed[0].turn, failed[0].sampling)
+            return await super().generate(request)
+
+    async with serve(FailingOnce("hello")) as gateway:
+        limits = ChainLimits(max_turns=1, max_chain_tokens=40)
+        key, _ = await gateway.open_session(ChainSettings(limits=limits, seed=1))
+        # The second waits for the first, which may use up both limits.
+        statuses = sorted(answer.status_code for answer in await ask_together(gateway, key, 2))
+        assert statuses == [200, 502]
+        assert (await ask(gateway, key, [USER])).json()["error"]["code"] == "max_turns"
+
+
 async def test_the_run_decides_the_sampling_and_a_request_may_only_lower_its_length() -> None:
     seen: list[Request] = []
 

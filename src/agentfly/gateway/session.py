@@ -1,7 +1,8 @@
 """A session is what one API key may use: a chain with its limits, its sampling settings and its recorder.
 
 A session belongs to the event loop of its gateway. `prepare` does what can be refused before anything is sampled;
-`Turn.sample` samples and records.
+`run` reserves what the turn may use of the limits, since others may run at the same time; `Turn.sample` samples and
+records.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import count
 from typing import Any
 
 from agentfly.backends.base import Backend, Request
@@ -114,6 +116,12 @@ class GatewaySession:
         self._attempt = attempt
         self._client_sampling = client_sampling
         self._num_sampled = 0
+        self._numbers: set[int] = set()
+        """Numbers of the turns that are recorded or running."""
+        self._reserved: dict[Turn, int] = {}
+        """Maximum number of tokens of each running turn."""
+        self._released = asyncio.Event()
+        """Set and replaced when a running turn ends."""
         seconds = settings.limits.chain_seconds
         self._deadline = None if seconds is None else time.monotonic() + seconds
         self._requests: set[asyncio.Task[object]] = set()
@@ -151,11 +159,10 @@ class GatewaySession:
         prompt = Prompt(array("i", ids), (), template)
         return Turn(self, request, prompt, self._limit(request.sampling, len(ids)))
 
-    def _limit(self, asked: Sampling, prompt: int) -> tuple[Sampling, StopReason]:
-        """The sampling of the next turn, and the limit that would cut it. Raises ApiError if nothing is left."""
+    def _limit(self, asked: Sampling, prompt: int, number: int = 0) -> tuple[Sampling, StopReason]:
+        """The sampling of a turn, and the limit that would cut it. Raises ApiError if recorded turns leave nothing."""
         limits, sampling = self.settings.limits, self.settings.sampling
-        turns = 0 if self.recorder is None else len(self.recorder.turns)
-        if self.recorder is not None and turns >= limits.max_turns:
+        if self.recorder is not None and len(self.recorder.turns) >= limits.max_turns:
             self.stop = StopReason.MAX_TURNS
             raise ApiError(f"the chain has had its {limits.max_turns} turns (max_turns)", 400, "max_turns")
         if self._deadline is not None and time.monotonic() >= self._deadline:
@@ -172,7 +179,7 @@ class GatewaySession:
             prompt=prompt,
             sampled=self._num_sampled,
             context_length=self.backend.context_length,
-            seed=None if self._client_sampling else seed_for_turn(self.settings.seed, self._group, self._chain, turns),
+            seed=None if self._client_sampling else seed_for_turn(self.settings.seed, self._group, self._chain, number),
         )
         if limited is None:
             self.stop = truncation
@@ -182,6 +189,35 @@ class GatewaySession:
             message = f"the prompt has {prompt} tokens, which leaves no room in the context: context_length_exceeded"
             raise ApiError(message, 400, "context_length_exceeded")
         return limited, truncation
+
+    async def _reserve(self, turn: Turn) -> None:
+        """Reserve the number, the seed and the tokens of a turn. Raises ApiError if nothing is left.
+
+        While running turns may use up what this one needs, it waits for them: refused or cut by what they only may
+        sample, it would depend on their timing.
+        """
+        if self.recorder is None:
+            return
+        limits = self.settings.limits
+        while True:
+            number = next(number for number in count() if number not in self._numbers)
+            sampling, truncation = self._limit(turn.request.sampling, len(turn.prompt.ids), number)
+            tokens = sampling.max_tokens or 0
+            possible = self._num_sampled + sum(self._reserved.values()) + tokens
+            has_tokens = limits.max_chain_tokens is None or possible <= limits.max_chain_tokens
+            if has_tokens and len(self.recorder.turns) + len(self._reserved) < limits.max_turns:
+                break
+            await self._released.wait()
+        turn.number, turn.sampling, turn.truncation = number, sampling, truncation
+        self._numbers.add(number)
+        self._reserved[turn] = tokens
+
+    def _release(self, turn: Turn) -> None:
+        """Give back what a turn that has ended did not use; its number too, if it was not recorded."""
+        if self._reserved.pop(turn, None) is not None:
+            self._numbers.discard(turn.number)
+        self._released.set()
+        self._released = asyncio.Event()
 
     async def run(self, turn: Turn, sink: DeltaSink | None) -> ChatReply:
         """Sample a turn, record it and return it. Raises ApiError. Cancelling it aborts the request in the backend."""
@@ -193,6 +229,7 @@ class GatewaySession:
             self._require_open()
             remaining = None if self._deadline is None else max(self._deadline - time.monotonic(), 0)
             async with asyncio.timeout(remaining):
+                await self._reserve(turn)
                 return await turn.sample(sink)
         except TimeoutError:
             raise self._time_out() from None
@@ -206,21 +243,22 @@ class GatewaySession:
         except AgentFlyError as error:
             raise ApiError(str(error)) from error
         finally:
+            self._release(turn)
             self._requests.discard(task)
             self.last_used = time.monotonic()
 
     def add_turn(self, turn: Turn, completion: Completion, reply_id: str, sampled: Message, sent: Message) -> None:
         """Record a complete turn."""
+        self._reserved.pop(turn, None)
         self._num_sampled += len(completion.token_ids)
         self.last_message = sent
         self.stop = turn.truncation if completion.finish is FinishReason.LENGTH else None
         if self.recorder is None:
             return
-        number = len(self.recorder.turns)
         node = self.recorder.record(turn.prompt, completion, sampled, sent)
         self.recorder.turns.append(TurnRecord(completion.finish, (), time.perf_counter() - turn.begun))
         self.recorder.responses[f"resp_{reply_id}"] = (node, sent, bool(turn.request.instructions))
-        self.emit(ReplyReceived, number, sampled)
+        self.emit(ReplyReceived, turn.number, sampled)
 
     def add_failure(self, kind: FailureKind, message: str) -> None:
         if self.recorder is not None:
@@ -280,6 +318,7 @@ class Turn:
         self.session = session
         self.request = request
         self.prompt = prompt
+        self.number = 0
         self.sampling, self.truncation = limited
         self.stop_ids = prompt.template.stop_ids
         self.id = self.session.templates.new_id()
@@ -290,7 +329,6 @@ class Turn:
         """Sample the turn and record it. `sink` receives deltas, the last ones before this returns."""
         session, template, ids = self.session, self.prompt.template, self.prompt.ids
         stream = ReplyStream(template, self.id, self.sampling.stop)
-        number = 0 if session.recorder is None else len(session.recorder.turns)
         on_tokens = None
         if sink is not None or session.has_observer:
             decode = template.stream(ids)
@@ -299,7 +337,7 @@ class Turn:
                 text = decode(new)
                 if sink is not None:
                     sink(stream.add(text))
-                session.emit(TokensSampled, number, tuple(new), text)
+                session.emit(TokensSampled, self.number, tuple(new), text)
 
             on_tokens = pass_on
         self.begun = time.perf_counter()
@@ -309,7 +347,7 @@ class Turn:
                 self.sampling,
                 stop_ids=self.stop_ids,
                 chain=session.name,
-                turn=number,
+                turn=self.number,
                 priority=session.settings.priority,
                 on_tokens=on_tokens,
             )
