@@ -386,6 +386,34 @@ def test_only_a_function_can_be_made_a_reward(given: Any) -> None:
         reward(given)
 
 
+async def test_one_of_several_rewards_abstains_with_none() -> None:
+    assert await score([returning(None, "none"), returning(0.5, "half")]) == Score(0.5, None, {"half": 0.5})
+    with pytest.raises(RewardFault, match="reward 'a' returned None"):
+        await score([returning(None, "a"), returning(None, "b")])
+
+
+async def test_fault_of_one_reward_keeps_the_metrics_of_the_others() -> None:
+    with pytest.raises(RewardFault, match="reward 'text' returned 'x'") as caught:
+        await score([returning("x", "text"), returning({"reward": 1, "exact": True}, "one")])
+    assert caught.value.metrics == {"one": 1.0, "one/exact": True}
+
+
+async def test_rewards_run_concurrently() -> None:
+    started = asyncio.Event()
+
+    @reward
+    async def first() -> float:
+        await asyncio.wait_for(started.wait(), 10)
+        return 1.0
+
+    @reward
+    async def second() -> float:
+        started.set()
+        return 1.0
+
+    assert (await score([first, second])).total == 2.0
+
+
 # ── failures ──
 
 

@@ -18,6 +18,10 @@ Mistakes of the model (an unknown tool, bad JSON, a wrong argument) are answered
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
 
 class AgentFlyError(Exception):
     """Base class of all exceptions AgentFly raises."""
@@ -65,6 +69,9 @@ class BackendFault(Fault):
 
 class RewardFault(Fault):
     """A reward raised, or returned something that is not a reward."""
+
+    metrics: Mapping[str, Any] = MappingProxyType({})
+    """Values and metrics of the chain's other rewards."""
 
 
 def describe(error: BaseException) -> str:

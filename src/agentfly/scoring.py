@@ -8,6 +8,7 @@ column of the dataset. An unknown parameter is a ConfigError before the first to
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import math
@@ -34,6 +35,10 @@ of scoring one reply; `trajectory` and `messages` hold all of it."""
 
 OFFERED = ("prediction", "final_response", "trajectory", "messages", "task", "context")
 """Parameters that every reward may have; a column of the same name is available as `task.columns[name]`."""
+
+
+class Abstention(RewardFault):
+    """A reward returned None: among several it is left out of the sum."""
 
 
 class Reward(plugins.NamedFunction):
@@ -156,6 +161,8 @@ class Reward(plugins.NamedFunction):
                 has = ", ".join(map(repr, metrics)) or "nothing"
                 raise RewardFault(f"reward {self.name!r} returned a dict without 'reward'; it has {has}")
             returned, metrics = metrics.pop("reward"), to_plain(metrics)
+        if returned is None:
+            raise Abstention(f"reward {self.name!r} returned None; only one of several rewards may abstain")
         if getattr(returned, "ndim", 0):  # an array of numpy or torch
             returned = returned.tolist()
         if isinstance(returned, Sequence) and not isinstance(returned, str | bytes):
@@ -233,9 +240,31 @@ class Scorer:
         return (env_class for each, _ in self.rewards for env_class in each.env_parameters(task, self._used).values())
 
     async def score(self, trajectory: Trajectory, context: Context, leases: Leases) -> Score:
-        """The weighted sum of all rewards. With several, the value of each is a metric under its name."""
-        scores = [(r, weight, await r.score(trajectory, context, leases, self._used)) for r, weight in self.rewards]
-        if len(scores) == 1:
+        """The weighted sum of all rewards. With several, the value of each is a metric under its name.
+
+        Rewards run concurrently; those that use an environment one after another, since they share the instance. One
+        of several that returns None abstains. The fault of one that fails carries the metrics of the others.
+        """
+        lock = asyncio.Lock()
+
+        async def run(reward: Reward) -> Score:
+            shares = bool(reward.env_parameters(trajectory.task, self._used))
+            async with lock if shares else contextlib.nullcontext():
+                return await reward.score(trajectory, context, leases, self._used)
+
+        outcomes = await asyncio.gather(*(run(reward) for reward, _ in self.rewards), return_exceptions=True)
+        scores: list[tuple[Reward, float, Score]] = []
+        faults: list[RewardFault] = []
+        for (reward, weight), outcome in zip(self.rewards, outcomes, strict=True):
+            if isinstance(outcome, Score):
+                scores.append((reward, weight, outcome))
+            elif not isinstance(outcome, RewardFault):
+                raise outcome
+            elif not isinstance(outcome, Abstention):
+                faults.append(outcome)
+        if not scores and not faults:
+            faults = [outcome for outcome in outcomes if isinstance(outcome, RewardFault)]
+        if len(self.rewards) == 1 and scores:
             _, weight, score = scores[0]
             if weight == 1.0:
                 return score
@@ -252,4 +281,7 @@ class Scorer:
                 per_turn[turn] += weight * value
             if score.per_turn is None and per_turn:
                 per_turn[-1] += weight * score.total  # a reward of the whole chain counts at its last turn
+        if faults:
+            faults[0].metrics = metrics
+            raise faults[0]
         return Score(total, tuple(per_turn) if any(s.per_turn is not None for _, _, s in scores) else None, metrics)

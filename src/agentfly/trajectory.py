@@ -104,10 +104,13 @@ class Failure:
     turn: int
     attempt: int = 0
     """0 is the first attempt; a retried chain keeps the failures of its earlier attempts."""
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    """Values and metrics of the other rewards, if one of several failed."""
 
     def to_json(self) -> list[Any]:
         """A JSON array that `from_json` reads."""
-        return [self.kind.value, self.message, self.turn, self.attempt]
+        metrics = [require_json(self.metrics, "metrics of the reward")] if self.metrics else []
+        return [self.kind.value, self.message, self.turn, self.attempt, *metrics]
 
     @classmethod
     def from_json(cls, value: Sequence[Any]) -> Self:

@@ -365,7 +365,7 @@ class Chain:
                 score = await scorer.score(trajectory, self._context(), self.leases)
                 return replace(trajectory, score=score, failures=tuple(failures))
             except RewardFault as error:
-                failures.append(Failure(FailureKind.REWARD, str(error), turn, self._attempt))
+                failures.append(Failure(FailureKind.REWARD, str(error), turn, self._attempt, error.metrics))
             except EnvironmentFault as error:
                 failures.append(Failure(FailureKind.ENVIRONMENT, str(error), turn, self._attempt))
                 stop, treatment = StopReason.ENVIRONMENT_FAULT, policy.environment
