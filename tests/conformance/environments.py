@@ -308,3 +308,9 @@ class Everybodys(Corridor):
 
     async def start(self) -> None:
         self.at, self.door = 0, 5
+
+
+class Unscored(Corridor):
+    """No reward says whether its expert is right."""
+
+    scored_by = ""

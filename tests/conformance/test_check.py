@@ -116,6 +116,12 @@ def test_missing_tasks_are_reported_with_a_hint() -> None:
     assert statuses(given)["expert solves"] is PropertyStatus.PASS
 
 
+def test_expert_without_a_reward_is_not_reported_as_solving() -> None:
+    report = check_environment(environments.Unscored)
+    assert report.ok, report
+    assert statuses(report)["expert solves"] is PropertyStatus.NOT_APPLICABLE
+
+
 def test_environment_in_its_own_processes() -> None:
     report = check_environment(environments.Elsewhere)
     assert report.ok, report

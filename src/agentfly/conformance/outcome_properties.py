@@ -139,6 +139,8 @@ async def expert_solves(subject: Subject) -> str:
     _require_tasks_and_reward(subject)
     if not subject.has_expert:
         raise NotApplicable("it has no expert")
+    if subject.reward is None:
+        raise NotApplicable("it names no reward (scored_by)")
     async with subject.agent() as agent:
         for split, tasks in subject.samples.items():
             found = await demonstrate(agent, tasks, threshold=FULL_REWARD, max_turns=MAX_TURNS)
@@ -149,7 +151,7 @@ async def expert_solves(subject: Subject) -> str:
                     f"{len(found.rejected)} of {len(tasks)} tasks of {split} are not solved: {reasons}"
                 )
     count = sum(map(len, subject.samples.values()))
-    reward = f" with {subject.env_class.scored_by} ≥ {FULL_REWARD:g}" if subject.reward else ""
+    reward = f" with {subject.env_class.scored_by} ≥ {FULL_REWARD:g}"
     return f"it solves {count} of {count} tasks of {', '.join(subject.samples)}{reward}"
 
 
