@@ -478,7 +478,7 @@ async def test_long_observation_is_truncated_with_a_note() -> None:
     short = tool(max_length=100)(long)
     for kind in ("text", "dict"):
         said = str((await run(short, kind=kind)).observation)
-        assert said == "é" * 100 + "\n… (cut: 400 of 500 characters left out)"
+        assert said == "é" * 50 + "\n… (cut: 400 of 500 characters left out) …\n" + "é" * 50
     for kind in ("list", "error"):
         said = str((await run(short, kind=kind)).observation)
         assert "… (cut: " in said
@@ -486,6 +486,17 @@ async def test_long_observation_is_truncated_with_a_note() -> None:
     assert len(str((await run(short, **{"x" * 5000: 1})).observation)) < 300
     whole = await run(tool(max_length=500)(long), kind="text")
     assert whole.observation == "é" * 500
+
+
+async def test_truncated_observation_keeps_its_end() -> None:
+    @tool(max_length=21)
+    def check() -> str:
+        """Check."""
+        return "collected" + "." * 500 + "1 failed"
+
+    observation = str((await run(check)).observation)
+    assert observation.startswith("collected")
+    assert observation.endswith("1 failed")
 
 
 async def test_huge_output_is_truncated() -> None:

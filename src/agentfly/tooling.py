@@ -263,13 +263,15 @@ class Tool(plugins.NamedFunction):
         return ToolResult(observation, info=to_plain(info), ends_chain=ends_chain, name=self.name, seconds=seconds)
 
     def _truncate(self, text: str, limit: int | None = None) -> str:
-        """Truncate an observation to `limit` characters, by default the tool's `max_length`."""
+        """Keep head and tail of an observation: `limit` characters in all, by default the tool's `max_length`."""
         if not text.isascii():  # a lone surrogate, as in some file names, cannot be tokenized
             text = text.encode("utf-8", "replace").decode()
         limit = limit or self.max_length
         if len(text) <= limit:
             return text
-        return f"{text[:limit]}\n… (cut: {len(text) - limit} of {len(text)} characters left out)"
+        note = f"… (cut: {len(text) - limit} of {len(text)} characters left out) …"
+        tail = limit // 2
+        return f"{text[: limit - tail]}\n{note}\n{text[len(text) - tail :]}"
 
 
 def _to_observation(value: Any) -> str:
