@@ -51,6 +51,7 @@ def test_run_directories_are_numbered_and_printed() -> None:
         assert "step 1/1" in result.output
         assert f"model: runs/recipe_vowels-{number}/checkpoints/step-000001/model\n" in result.output
         assert f"runs/recipe_vowels-{number}/report.html" in result.output.replace("\n", "")
+        assert f"`agentfly view runs/recipe_vowels-{number}`" in result.output
         assert RunDirectory(f"runs/recipe_vowels-{number}").records()[-1].step == 1
 
 

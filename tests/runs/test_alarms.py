@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentfly.runs import Alarm, AlarmMonitor, AlarmThresholds, chain_metrics
+from agentfly.runs import Alarm, AlarmMonitor, AlarmThresholds, EvalFigures, chain_metrics
 from agentfly.trajectory import CallStatus, Trajectory
 from tests.runs.chains import call, chain
 
@@ -134,7 +134,7 @@ def test_alarms_name_the_affected_chains() -> None:
 
 
 def test_alarms_for_recorded_metrics() -> None:
-    same = [chain(f"{group}/{i}", 1.0) for group in range(5) for i in range(2)]
+    same = [chain(f"{group}/{i}", 0.5) for group in range(5) for i in range(2)]
     rung = look([chain_metrics(same)] * 4, same)
     assert [(alarm.kind, alarm.step, len(alarm.chains)) for alarm in rung] == [("zero_variance", 3, 4)]
 
@@ -186,3 +186,32 @@ def test_failing_calls_are_reported_at_the_first_step_with_the_tools() -> None:
     assert alarm.chains == ("0/0", "0/1")
     some = [chain("0/0", 1.0, calls=[call("add")]), *chains[1:]]
     assert [each.kind for each in AlarmMonitor().observe(1, chain_metrics(some), some)] == []
+
+
+SUCCESS = {"group/zero_variance": 0.9, "policy/entropy": 0.1, "reward/max": 1.0}
+
+
+def test_solved_tasks_replace_the_alarms_that_success_would_raise() -> None:
+    (alarm,) = look([*steps(6), *steps(12, **SUCCESS, **{"reward/mean": 0.97})])
+    assert (alarm.kind, alarm.message, alarm.is_warning) == ("solved", "the tasks are solved: use harder ones", False)
+    kinds = [alarm.kind for alarm in look([*steps(6), *steps(12, **SUCCESS, **{"reward/mean": 0.6})])]
+    assert sorted(kinds) == ["entropy_collapse", "zero_variance"]
+    large_scale = {**SUCCESS, "reward/mean": 0.97, "reward/max": 10.0}
+    kinds = [alarm.kind for alarm in look([*steps(6), *steps(12, **large_scale)])]
+    assert sorted(kinds) == ["entropy_collapse", "zero_variance"]
+
+
+@pytest.mark.parametrize(("held_out", "kinds"), [(0.95, {"solved"}), (0.8, {"entropy_collapse", "zero_variance"})])
+def test_held_out_reward_decides_where_the_training_reward_is_less_clear(held_out: float, kinds: set[str]) -> None:
+    monitor = AlarmMonitor()
+    history = [*steps(6), *steps(12, **SUCCESS, **{"reward/mean": 0.85})]
+    figures = EvalFigures(held_out, held_out, held_out, 8)
+    alarms = [a for i, metrics in enumerate(history, 1) for a in monitor.observe(i, metrics, evaluation=figures)]
+    assert {alarm.kind for alarm in alarms} == kinds
+
+
+def test_zero_variance_after_solved_tasks_is_reported_when_the_reward_is_lost() -> None:
+    solved = steps(12, **SUCCESS, **{"reward/mean": 0.97})
+    kinds = [alarm.kind for alarm in look([*steps(6), *solved, *steps(6, **SUCCESS, **{"reward/mean": 0.4})])]
+    assert kinds[0] == "solved"
+    assert {"zero_variance", "entropy_collapse"} <= set(kinds[1:])

@@ -171,3 +171,18 @@ def test_sparkline_has_one_column_per_value_up_to_its_width() -> None:
 
 def test_durations_are_formatted() -> None:
     assert [format_duration(s) for s in (0.2, 42, 200, 7500)] == ["0 s", "42 s", "3 min", "2 h 05 min"]
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_solved_tasks_are_shown_without_a_warning(tmp_path: Path, terminal: bool) -> None:
+    console = Console(file=io.StringIO(), width=80, height=40, force_terminal=terminal, color_system=None)
+    with RunWriter.create(tmp_path, {}) as run:
+        logger = ConsoleLogger(run, console)
+        logger.start({"steps": 10})
+        logger.step(step(1, 0.97, alarms=(Alarm("solved", "the tasks are solved: use harder ones", (), 1),)))
+        logger.close()
+    assert isinstance(console.file, io.StringIO)
+    output = console.file.getvalue()
+    assert "the tasks are solved: use harder ones" in output
+    assert "ALARM" not in output
+    assert "▲" not in output

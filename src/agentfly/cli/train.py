@@ -191,7 +191,9 @@ def _report_run(config: TrainConfig, folder: Path, memory: str) -> Iterator[None
         raise SystemExit(130) from None
     for model in sorted(folder.glob("checkpoints/step-*/model"))[-1:]:
         print_text(console, f"model: {model}")
-    print_text(console, f"see {folder / 'report.html'} and {folder / 'reward.png'}")
+    print_text(
+        console, f"see {folder / 'report.html'} and {folder / 'reward.png'}; `agentfly view {folder}` shows the chains"
+    )
 
 
 def _find_recipe(folder: Path, original: Path) -> Path:

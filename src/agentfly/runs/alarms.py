@@ -14,7 +14,7 @@ from itertools import pairwise
 from statistics import median
 
 from agentfly.runs.metrics import groups, is_uniform, reported_components
-from agentfly.runs.record import Alarm
+from agentfly.runs.record import SOLVED, Alarm, EvalFigures
 from agentfly.trajectory import CallStatus, Trajectory
 
 CLEAR = 0.8
@@ -56,6 +56,8 @@ class AlarmThresholds:
     """Factor by which the KL may exceed its median so far, once it is above a tenth of `kl`."""
     dominance: float = 0.98
     """Fraction of the reward's variance that one component may explain while others vary too."""
+    solved: float = 0.9
+    """Fraction of the best reward so far, and of 1, from which the mean reward says that the tasks are solved."""
     collapse: float = 0.25
     """Fraction of its recent peak below which the mean reward has collapsed."""
     sacrifice: float = 0.3
@@ -81,24 +83,38 @@ class AlarmMonitor:
         self._raised: set[str] = set()
 
     def observe(
-        self, step: int, metrics: Metrics, trajectories: Sequence[Trajectory] = (), tools: Sequence[str] = ()
+        self,
+        step: int,
+        metrics: Metrics,
+        trajectories: Sequence[Trajectory] = (),
+        tools: Sequence[str] = (),
+        evaluation: EvalFigures | None = None,
     ) -> tuple[Alarm, ...]:
         """Return the alarms that this step raises; a step without metrics, such as step 0, raises none.
 
-        tools: names of the agent's tools, for the message of an alarm.
+        tools: names of the agent's tools, for the message of an alarm. evaluation: the one after this step.
         """
         if not metrics:
             return ()
+        if evaluation is not None and math.isfinite(evaluation.reward):
+            metrics = {**metrics, _HELD_OUT: evaluation.reward}
         self._history.append(metrics)
         if len(self._history) > MAX_HISTORY:
             del self._history[2 * self._limits.first]  # keeps the baseline steps
         alarms = []
+        solved = _is_solved(self._history, self._limits, CLEAR if SOLVED in self._raised else 1.0)
+        if not solved:
+            self._raised.discard(SOLVED)
         for kind, check in _CHECKS.items():
             finding = check(self._history, self._limits)
             if finding is None:  # not measured: the state of the alarm does not change
                 continue
             if finding.severity < CLEAR:
                 self._raised.discard(kind)
+            elif solved and kind in _SIGNS_OF_SUCCESS:
+                if finding.severity >= 1 and not self._raised & {kind, SOLVED}:
+                    self._raised.add(SOLVED)
+                    alarms.append(Alarm(SOLVED, "the tasks are solved: use harder ones", step=step))
             elif finding.severity >= 1 and kind not in self._raised:
                 self._raised.add(kind)
                 message = finding.message
@@ -114,6 +130,20 @@ class AlarmMonitor:
                 ranked = sorted((each for each in ranked if not math.isnan(each[0])), key=lambda each: -each[0])
                 alarms.append(Alarm(kind, message, tuple(chain for _, chain in ranked[:MAX_CHAINS]), step))
         return tuple(alarms)
+
+
+def _is_solved(history: Sequence[Metrics], limits: AlarmThresholds, factor: float) -> bool:
+    """Whether the training reward is near the maximum, or high where the last two held-out rewards are near it.
+
+    The maximum is not known: it is the best reward so far, and at least 1. factor: scales the threshold.
+    """
+    now = _recent(history, "reward/mean", limits)
+    if now is None:
+        return False
+    threshold = factor * limits.solved * max([1.0, *_numbers(history, "reward/max")])
+    held_out = _numbers(history, _HELD_OUT)[-2:]
+    steady = len(held_out) == 2 and min(held_out) >= threshold
+    return now >= (CLEAR * threshold if steady else threshold)
 
 
 def _check_failures(history: Sequence[Metrics], limits: AlarmThresholds) -> AlarmReading | None:
@@ -263,6 +293,9 @@ def _check_components(history: Sequence[Metrics], limits: AlarmThresholds) -> Al
     return finding
 
 
+_HELD_OUT = "eval/reward"
+_SIGNS_OF_SUCCESS = ("zero_variance", "entropy_collapse")
+"""Alarms that solved tasks would raise too."""
 _SHARE_PREFIX = "reward_share/"
 _FAILED = (CallStatus.ERROR, CallStatus.INVALID, CallStatus.UNKNOWN)
 _FAILURE_TEXTS = {

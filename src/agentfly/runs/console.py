@@ -161,7 +161,10 @@ class ConsoleLogger:
             interval = f"({held_out.low:.3f} to {held_out.high:.3f}, {held_out.tasks} tasks)"
             details = format_eval_details(held_out)
             lines.append(f"held out {when}: reward {held_out.reward:.3f} {interval}{details}")
-        alarms = (f"ALARM {a.kind}: {a.message} [chains {', '.join(a.chains) or 'none'}]" for a in record.alarms)
+        alarms = (
+            f"ALARM {a.kind}: {a.message} [chains {', '.join(a.chains) or 'none'}]" if a.is_warning else a.message
+            for a in record.alarms
+        )
         return [*lines, *alarms]
 
     def _print(self, line: Text) -> None:
@@ -209,6 +212,9 @@ class RunPanel:
         if self.images:
             parts += [Text(), Columns(self.images, padding=(0, 2))]
         for alarm in [alarm for record in self.records for alarm in record.alarms][-MAX_ALARMS:]:
+            if not alarm.is_warning:
+                parts.append(Text(f"step {alarm.step}: {alarm.message}", "green"))
+                continue
             kind = (f"▲ step {alarm.step} {alarm.kind.replace('_', ' ')}: ", "bold yellow")
             chains = (f" [{', '.join(alarm.chains)}]" * bool(alarm.chains), "dim")
             parts.append(Text.assemble(kind, (sanitize(alarm.message), "yellow"), chains))

@@ -50,9 +50,13 @@ ALL_FIGURES = (
 """Metrics shown in a report."""
 
 
+SOLVED = "solved"
+"""The kind of alarm that is a success, no problem."""
+
+
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """A suspected problem, with the ids of chains that show it."""
+    """A suspected problem, with the ids of chains that show it; or that the tasks are solved."""
 
     kind: str
     message: str
@@ -60,6 +64,11 @@ class Alarm:
     """Chain ids, worst first."""
     step: int = 0
     """The step in which it was raised; its chains are in that step's trajectories."""
+
+    @property
+    def is_warning(self) -> bool:
+        """Whether something may be wrong."""
+        return self.kind != SOLVED
 
 
 @dataclass(frozen=True, slots=True)

@@ -230,7 +230,7 @@ class Trainer:
             stack.callback(self._loggers.close)
             self._loggers.start(self._writer.config)
             for record in self._writer.records():
-                self._alarm_monitor.observe(record.step, record.metrics)
+                self._alarm_monitor.observe(record.step, record.metrics, evaluation=record.eval)
             await sync_weights(self.learner, self.agent.backend, self.step, self._canary)
             if self.step == 0 and self._plan.eval_tasks:
                 self._log(StepRecord(0, self.config.steps, eval=await self._evaluate()))
@@ -318,7 +318,8 @@ class Trainer:
             **batch.selection.metrics,
             "throughput/tokens_per_second": sum(each.sampled_tokens for each in batch.trajectories) / rollout,
         }
-        alarms = self._alarm_monitor.observe(self.step, metrics, batch.trajectories, self.agent.toolbox.names)
+        tools = self.agent.toolbox.names
+        alarms = self._alarm_monitor.observe(self.step, metrics, batch.trajectories, tools, evaluation)
         return StepRecord(
             self.step,
             self.config.steps,

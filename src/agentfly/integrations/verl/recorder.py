@@ -53,7 +53,7 @@ class RunRecorder:
             if folder.name not in kept:
                 shutil.rmtree(folder)
         for record in self._writer.records():
-            self._alarms.observe(record.step, record.metrics)
+            self._alarms.observe(record.step, record.metrics, evaluation=record.eval)
         self._progress = Progress("start")
 
     def report_progress(self, progress: Progress) -> None:
@@ -93,7 +93,7 @@ class RunRecorder:
         alarms: tuple[Alarm, ...] = ()
         if chains:
             figures = {**chain_metrics(chains, version=step - 1), **batch.selection.metrics, **(metrics or {})}
-            alarms = self._alarms.observe(step, figures, chains, tools)
+            alarms = self._alarms.observe(step, figures, chains, tools, evaluation[1] if evaluation else None)
         if failed:
             alarms += (Alarm("unwritten", f"{len(failed)} chains cannot be written: {failed[0]}", step=step),)
         record = StepRecord(

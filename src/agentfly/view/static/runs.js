@@ -137,5 +137,5 @@ function alarm(run, [step, kind, message, chains]) {
     " ",
     link(`#/chains?source=${run.id}&step=${step}&group=${group}&held_out=0`, `group ${group}`),
   ]);
-  return el("p.alarm", el("b", `step ${step} ${kind}`), ` ${message}`, links);
+  return el(kind === "solved" ? "p" : "p.alarm", el("b", `step ${step} ${kind}`), ` ${message}`, links);
 }
