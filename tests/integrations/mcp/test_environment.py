@@ -18,7 +18,7 @@ from agentfly.environment import Pool
 from agentfly.errors import ConfigError, EnvironmentFault
 from agentfly.images import open_image
 from agentfly.integrations.mcp import MCPServer, mcp_server
-from agentfly.integrations.mcp.tools import choose_names
+from agentfly.integrations.mcp.tools import MAX_TOOLS, SchemaArguments, choose_names
 from agentfly.resources import ResourceManager
 from agentfly.tooling import Context, Toolbox, ToolResult
 from agentfly.trajectory import CallStatus, FailureKind, StopReason
@@ -280,7 +280,10 @@ asyncio.run(main())
             r"does not start: it ended with exit code 1; the end of its stderr:\nno license found in /etc/license",
         ),
         ("old_protocol", r"does not start: .*1999-01-01; this client speaks the protocol versions 2024-11-05, "),
-        ("malformed_schema", r"the input schema of the MCP tool 'say' is malformed: 'no such type'"),
+        (
+            "malformed_schema",
+            r"the input schema of the MCP tool 'say' of the server Hostile is malformed: 'no such type'",
+        ),
     ],
 )
 def test_server_that_does_not_start_is_explained(kind, problem):
@@ -351,3 +354,68 @@ async def test_changed_tool_list_is_a_fault_of_the_next_start(tmp_path):
     server.load_tools()
     with pytest.raises(EnvironmentFault, match="no longer has the tools that the agent was made with: say is gone"):
         await call_once(server)
+
+
+def deep_schema(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "object"}
+    for _ in range(levels):
+        schema = {"type": "object", "properties": {"x": schema}}
+    return schema
+
+
+def doubled_schema(reference: str, keyword: str) -> dict[str, Any]:
+    """26 definitions that use the next one twice: 2 to the power of 26 validations."""
+    definitions = {
+        f"d{n}": {keyword: f"d{n}", "allOf": [{"$ref": reference.format(n + 1)}, {"$ref": reference.format(n + 1)}]}
+        for n in range(26)
+    }
+    definitions["d26"] = {keyword: "d26", "type": "string"}
+    return {"type": "object", "properties": {"x": {"$ref": reference.format(0)}}, "$defs": definitions}
+
+
+@pytest.mark.parametrize(
+    ("schema", "problem"),
+    [
+        (doubled_schema("#/$defs/d{}", "title"), "it has more than 20,000 objects and arrays, references expanded"),
+        (doubled_schema("#d{}", "$anchor"), "it has more than 20,000 objects and arrays, references expanded"),
+        (doubled_schema("d{}", "$id"), r"a part of it has '\$id'; only its root may"),
+        (deep_schema(100), "it is nested more than 128 levels deep"),
+        ({"properties": {"x": {"enum": list(range(300_000))}}}, r"it has 2,\d\d\d,\d\d\d bytes; at most 65,536"),
+    ],
+    ids=["pointers", "anchors", "ids", "depth", "bytes"],
+)
+def test_schema_that_takes_too_long_to_validate_is_refused(schema, problem):
+    with pytest.raises(ConfigError, match=f"the MCP tool 'say' of the server Hostile is malformed: {problem}"):
+        SchemaArguments.read("say", "", schema, "Hostile")
+
+
+def test_recursive_schema_is_validated():
+    node = {"type": "object", "properties": {"left": {"$ref": "#"}, "right": {"$ref": "#"}, "id": {"type": "string"}}}
+    arguments = SchemaArguments.read("say", "", node)
+    assert arguments.check({"left": {"id": "a"}}) == {"left": {"id": "a"}}
+    assert "'left.id': 1 is not of type 'string'" in str(arguments.check({"left": {"id": 1}}))
+
+
+def test_patterns_are_shown_and_left_to_the_server():
+    slow = "^(a+)+$"
+    schema = {
+        "properties": {"text": {"type": "string", "pattern": slow}, "pattern": {"type": "integer"}},
+        "patternProperties": {slow: {"type": "string"}},
+        "additionalProperties": False,
+        "unevaluatedProperties": False,
+    }
+    arguments = SchemaArguments.read("say", "", schema)
+    assert arguments.schema["properties"]["text"]["pattern"] == slow
+    text = "a" * 40 + "!"
+    assert arguments.check({"text": text, text: "x"}) == {"text": text, text: "x"}
+    assert "'pattern': 'x' is not of type 'integer'" in str(arguments.check({"pattern": "x"}))
+    closed = SchemaArguments.read("say", "", {"properties": {}, "additionalProperties": False})
+    assert "'x' was unexpected" in str(closed.check({"x": 1}))
+
+
+def test_number_of_tools_is_bounded_after_the_selection():
+    tools = ["same.name" + "." * n for n in range(MAX_TOOLS + 1)]
+    settings: dict[str, Any] = {"include": None, "rename": {}, "prefix": "", "server": "Hostile"}
+    with pytest.raises(ConfigError, match="Hostile offers 257 tools; a model may use at most 256: select them by incl"):
+        choose_names(tools, exclude=(), **settings)
+    assert len(choose_names(tools, exclude=tools[:1], **settings)) == MAX_TOOLS

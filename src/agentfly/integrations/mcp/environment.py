@@ -116,6 +116,7 @@ class MCPServer(Environment):
             exclude=cls.exclude,
             rename=cls.rename,
             prefix=cls.prefix,
+            server=cls.__name__,
         )
         if not names:
             raise ConfigError(f"{cls.__name__} offers no tools; the server has {', '.join(by_name) or 'none'}")
@@ -286,7 +287,7 @@ def _add_tool(cls: type[MCPServer], tool: mcp_types.Tool, name: str) -> None:
     method.__qualname__ = f"{cls.__qualname__}.{attribute}"
     method.__module__ = cls.__module__
     description = tool.description or tool.title or ""
-    arguments = SchemaArguments.read(name, description, tool.input_schema)
+    arguments = SchemaArguments.read(name, description, tool.input_schema, cls.__name__)
     made = MCPTool(
         method, arguments, name=name, description=description, max_length=cls.max_length, timeout=cls.max_seconds
     )

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
+from urllib.parse import unquote
 
 import jsonschema
 import mcp_types
@@ -24,6 +25,14 @@ from agentfly.types import Image
 
 MAX_STRUCTURED = 1 << 16
 """Characters of structured content that are recorded with a call; a larger one is only shown, as far as it fits."""
+MAX_TOOLS = 256
+"""Tools of a server that the model may use."""
+MAX_SCHEMA_BYTES = 1 << 16
+"""Bytes of a tool's input schema as JSON."""
+MAX_SCHEMA_DEPTH = 128
+"""Levels of JSON in an input schema whose references are expanded."""
+MAX_SCHEMA_NODES = 20_000
+"""Objects and arrays in an input schema whose references are expanded: they bound the time of a validation."""
 IS_ERROR = "is_error"
 """Key of a returned value that marks an error of the call, for the record."""
 _UNFIT = re.compile(r"[^a-zA-Z0-9_-]")
@@ -38,22 +47,25 @@ class SchemaArguments(ToolArguments):
     validator: Any = None
 
     @classmethod
-    def read(cls, tool: str, description: str, schema: Mapping[str, Any]) -> SchemaArguments:
-        """Check a schema. Raises ConfigError if it is not a JSON Schema of an object."""
+    def read(cls, tool: str, description: str, schema: Mapping[str, Any], server: str = "") -> SchemaArguments:
+        """Check a schema. Raises ConfigError if it is not a JSON Schema of an object, or exceeds a bound."""
         validator_class: Any = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
         try:
+            _check_bounds(
+                schema, legacy=validator_class in _LEGACY
+            )  # first: the other checks take time that grows with the schema
             validator_class.check_schema(schema)
             properties = schema.get("properties", {})
             if schema.get("type", "object") != "object" or not isinstance(properties, Mapping):
                 raise ConfigError("it does not describe an object")
-            json.dumps(schema, allow_nan=False)
         except (jsonschema.SchemaError, ConfigError, ValueError, RecursionError, re.error) as error:
             problem = getattr(error, "message", "") or str(error)
-            raise ConfigError(f"the input schema of the MCP tool {tool!r} is malformed: {problem:.300}") from error
+            owner = f"the MCP tool {tool!r}" + (f" of the server {server}" if server else "")
+            raise ConfigError(f"the input schema of {owner} is malformed: {problem:.300}") from error
         shown = {"type": "object", **{key: each for key, each in schema.items() if key != "$schema"}}
         shown["properties"] = dict(properties)
         # An empty registry: a `$ref` to another document is not fetched.
-        validator = validator_class(shown, registry=Registry())
+        validator = jsonschema.validators.extend(validator_class, _KEYWORDS)(shown, registry=Registry())
         return cls(tool, description, shown, adapter=cast("Any", None), validator=validator)
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any] | str:
@@ -84,6 +96,93 @@ class SchemaArguments(ToolArguments):
         return f"{where!r}: {error.message:.200}" if where else f"{error.message:.200}"
 
 
+def _skip(*_: Any) -> None:
+    """A keyword that only the server checks."""
+
+
+def _check_additional(validator: Any, value: Any, instance: Any, schema: Any) -> Any:
+    if "patternProperties" not in schema:
+        yield from jsonschema.Draft202012Validator.VALIDATORS["additionalProperties"](
+            validator, value, instance, schema
+        )
+
+
+_KEYWORDS: dict[str, Any] = {
+    **dict.fromkeys(("pattern", "patternProperties", "unevaluatedProperties", "unevaluatedItems"), _skip),
+    "additionalProperties": _check_additional,
+}
+"""Keywords with a regular expression of the server, which could take any time: the model sees them, the server
+validates its arguments itself."""
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+_LEGACY = (jsonschema.Draft3Validator, jsonschema.Draft4Validator)
+"""Drafts whose `$id` is `id`."""
+_ANCHORS = ("$anchor", "$dynamicAnchor")
+
+
+def _check_bounds(schema: Any, *, legacy: bool) -> None:
+    """Raise ConfigError if a schema is larger, or takes longer to validate with, than is allowed."""
+    if (size := len(json.dumps(schema, allow_nan=False))) > MAX_SCHEMA_BYTES:
+        raise ConfigError(f"it has {size:,} bytes; at most {MAX_SCHEMA_BYTES:,} are allowed")
+    bases = ("$id", "$schema", "id") if legacy else ("$id", "$schema")
+    anchors: dict[str, Any] = {}
+    pending = [schema]
+    for node in pending:  # all objects and arrays
+        if isinstance(node, dict):
+            names = [key for key in bases if isinstance(node.get(key), str)]
+            if node is not schema and names:
+                raise ConfigError(
+                    f"a part of it has {names[0]!r}; only its root may, so that references can be bounded"
+                )
+            anchors |= {node[key]: node for key in _ANCHORS if isinstance(node.get(key), str)}
+        pending += [part for part in _parts(node) if isinstance(part, dict | list)]
+    sizes: dict[int, tuple[int, int]] = {}
+
+    def expand(node: Any, level: int) -> tuple[int, int]:
+        """Objects and arrays of a node, and its levels."""
+        if id(node) not in sizes:
+            if level > MAX_SCHEMA_DEPTH:
+                raise ConfigError(f"it is nested more than {MAX_SCHEMA_DEPTH} levels deep, references expanded")
+            sizes[id(node)] = 1, 1  # of a reference to a node around it: the arguments end such a recursion
+            parts = [part for part in _parts(node) if isinstance(part, dict | list)]
+            if isinstance(node, dict):
+                references = [_resolve(schema, anchors, node.get(key)) for key in _REFERENCES]
+                parts += [target for target in references if isinstance(target, dict | list)]
+            expanded = [expand(part, level + 1) for part in parts]
+            sizes[id(node)] = (
+                1 + sum(nodes for nodes, _ in expanded),
+                1 + max((deep for _, deep in expanded), default=0),
+            )
+        nodes, levels = sizes[id(node)]
+        if nodes > MAX_SCHEMA_NODES:
+            raise ConfigError(f"it has more than {MAX_SCHEMA_NODES:,} objects and arrays, references expanded")
+        if level + levels > MAX_SCHEMA_DEPTH + 1:
+            raise ConfigError(f"it is nested more than {MAX_SCHEMA_DEPTH} levels deep, references expanded")
+        return nodes, levels
+
+    expand(schema, 1)
+
+
+def _parts(node: Any) -> list[Any]:
+    return list(node.values()) if isinstance(node, dict) else node
+
+
+def _resolve(schema: Any, anchors: Mapping[str, Any], reference: Any) -> Any:
+    """What a reference inside the document names; None if it names nothing."""
+    if not isinstance(reference, str):
+        return None
+    fragment = unquote(reference.partition("#")[2])
+    if fragment and not fragment.startswith("/"):
+        return anchors.get(fragment)
+    target = schema
+    for key in fragment.split("/")[1:]:
+        key = key.replace("~1", "/").replace("~0", "~")
+        try:
+            target = target[int(key) if isinstance(target, list) else key]
+        except (KeyError, IndexError, TypeError, ValueError):
+            return None
+    return target
+
+
 class MCPTool(Tool):
     """A tool of an MCP server: a method of its environment class."""
 
@@ -112,19 +211,24 @@ def choose_names(
     exclude: Sequence[str],
     rename: Mapping[str, str],
     prefix: str,
+    server: str = "the server",
 ) -> dict[str, str]:
     """Select tools, and give each the name that the model uses: unique, and in characters that every API accepts.
 
-    Raises ConfigError for a setting that names a tool the server does not have.
+    Raises ConfigError for a setting that names a tool the server does not have, and for too many tools.
     """
     for setting, names in (("include", include or ()), ("exclude", exclude), ("rename", tuple(rename))):
         if missing := [name for name in names if name not in tools]:
             there = ", ".join(tools) or "none"
             raise ConfigError(f"{setting} names {missing[0]!r}, which the server does not offer; it has {there}")
+    selected = [tool for tool in tools if (include is None or tool in include) and tool not in exclude]
+    if len(selected) > MAX_TOOLS:
+        raise ConfigError(
+            f"{server} offers {len(selected):,} tools; a model may use at most {MAX_TOOLS}: select them by include= "
+            "or exclude= of the server's class"
+        )
     chosen: dict[str, str] = {}
-    for tool in tools:
-        if (include is not None and tool not in include) or tool in exclude:
-            continue
+    for tool in selected:
         base = _UNFIT.sub("_", prefix + rename.get(tool, tool))[:_MAX_NAME] or "tool"
         name, number = base, 2
         while name in chosen.values():
