@@ -24,7 +24,7 @@ import pytest
 from pydantic import Field
 
 from agentfly import Environment, Task, tool
-from agentfly.errors import ConfigError, EnvironmentFault
+from agentfly.errors import ConfigError, EnvironmentFault, ToolTimeout
 from agentfly.tooling import Context, Tool, Toolbox, ToolResult
 from agentfly.tools import answer, calculate
 from agentfly.trajectory import CallStatus
@@ -684,7 +684,7 @@ async def test_slow_tool_times_out() -> None:
     try:
         for slow in (block, wait):
             result = await run(slow)
-            assert result.status is CallStatus.ERROR
+            assert result.status is CallStatus.TIMEOUT
             assert result.observation == f"Error: tool {slow.name!r} took longer than 0.05 s and was given up."
             assert 0.05 <= result.seconds < 10
     finally:
@@ -754,7 +754,7 @@ def test_retries_must_be_a_whole_number(retries: Any) -> None:
         tool(name="x", retries=retries)(lambda: "")
 
 
-async def test_timeout_of_an_environment_is_a_fault() -> None:
+async def test_timeout_in_an_environment_is_told_apart_from_its_own_fault() -> None:
     class Slow(Environment):
         @tool(timeout=0.05)
         async def wait(self) -> str:
@@ -762,7 +762,7 @@ async def test_timeout_of_an_environment_is_a_fault() -> None:
             await asyncio.sleep(60)
             return ""
 
-    with pytest.raises(EnvironmentFault, match=r"tool 'wait' took longer than 0\.05 s"):
+    with pytest.raises(ToolTimeout, match=r"tool 'wait' took longer than 0\.05 s"):
         await run(Slow.wait, {Slow: Slow()})
 
 

@@ -10,6 +10,7 @@
     ├── RecordError         a trajectory would become inconsistent (a wrong append, a value JSON cannot keep)
     └── Fault               a component failed while a chain ran; the failure policy decides
         ├── EnvironmentFault    an environment died or hung; a new instance may work
+        │   └── ToolTimeout     a call exceeded its tool's time limit; its environment is still busy
         ├── BackendFault        the engine or server failed
         └── RewardFault         a reward raised, or returned something that is not a reward
 
@@ -61,6 +62,10 @@ class Fault(AgentFlyError):
 
 class EnvironmentFault(Fault):
     """An environment died, hung, or could not start or reset."""
+
+
+class ToolTimeout(EnvironmentFault):
+    """A call took longer than its tool may take, and its environment is still busy with it."""
 
 
 class BackendFault(Fault):

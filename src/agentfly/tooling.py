@@ -20,7 +20,7 @@ from typing import Any, Self, overload
 
 from agentfly import plugins
 from agentfly.environment import Environment, resolve_env_class, validate_constructor
-from agentfly.errors import ConfigError, EnvironmentFault, describe
+from agentfly.errors import ConfigError, EnvironmentFault, ToolTimeout, describe
 from agentfly.images import normalize_content
 from agentfly.schema import ToolArguments, caller_namespace, to_text, type_hints
 from agentfly.segment import to_plain
@@ -209,7 +209,7 @@ class Tool(plugins.NamedFunction):
         started = time.perf_counter()
         result = await self._attempt(arguments, context, environments)
         for retry in range(1, self.retries + 1):
-            if result.status is not CallStatus.ERROR:
+            if result.status not in (CallStatus.ERROR, CallStatus.TIMEOUT):
                 break
             result = await self._attempt(arguments, context, environments)
             result = replace(result, seconds=time.perf_counter() - started, retries=retry)
@@ -237,14 +237,15 @@ class Tool(plugins.NamedFunction):
         except EnvironmentFault:
             raise
         except Exception as error:
-            if not limit.expired():
+            status = CallStatus.TIMEOUT if limit.expired() else CallStatus.ERROR
+            if status is CallStatus.ERROR:
                 message = f"Error: tool {self.name!r} failed: {describe(error)}"
             elif self.environments:  # an environment that is still busy with this action cannot take the next one
-                raise EnvironmentFault(f"tool {self.name!r} took longer than {self.timeout:g} s") from error
+                raise ToolTimeout(f"tool {self.name!r} took longer than {self.timeout:g} s") from error
             else:
                 message = f"Error: tool {self.name!r} took longer than {self.timeout:g} s and was given up."
             message = self._truncate(message, max(self.max_length, 200))
-            return ToolResult(message, CallStatus.ERROR, name=self.name, seconds=time.perf_counter() - started)
+            return ToolResult(message, status, name=self.name, seconds=time.perf_counter() - started)
 
     def _to_result(self, returned: Any, seconds: float) -> ToolResult:
         if isinstance(returned, Image):

@@ -55,6 +55,9 @@ class StopReason(enum.Enum):
     INVALID_CALL = "invalid_call"
     """More replies with invalid calls than the limit allows."""
     TOOL_FAULT = "tool_fault"
+    TOOL_TIMEOUT = "tool_timeout"
+    """A call exceeded its tool's time limit and its environment is still busy, or more calls did than the limit
+    allows. The model chose the call, so this is not a failure: the chain is scored and trained."""
     ENVIRONMENT_FAULT = "environment_fault"
     BACKEND_FAULT = "backend_fault"
     AGENT_FAULT = "agent_fault"
@@ -124,7 +127,9 @@ class CallStatus(enum.Enum):
 
     OK = "ok"
     ERROR = "error"
-    """The tool's own code failed or timed out."""
+    """The tool's own code failed."""
+    TIMEOUT = "timeout"
+    """The call exceeded the tool's time limit."""
     INVALID = "invalid"
     """The call could not be run: unreadable, or arguments that do not fit the schema."""
     UNKNOWN = "unknown"

@@ -4,14 +4,14 @@ import asyncio
 import random
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentfly import Environment, Task, reward, tool
+from agentfly import Environment, Pool, ResourceManager, Task, reward, tool
 from agentfly.agent import HIDDEN_IMAGE
 from agentfly.agents import HFAgent, ReactAgent
 from agentfly.backends.base import Request
@@ -570,6 +570,82 @@ async def test_environment_that_dies_before_the_reward_is_retried() -> None:
     (trajectory,) = await byte_agent([call("poke"), "done"], tools=[Frail], reward=alive).run("Go.")
     assert (trajectory.stop, trajectory.reward, trajectory.attempts) == (StopReason.ANSWER, 1.0, 2)
     assert [failure.kind for failure in trajectory.failures] == [FailureKind.ENVIRONMENT]
+
+
+class Shelf(Environment):
+    """Counts books; sorting them never ends."""
+
+    closed: ClassVar[list[int]] = []
+
+    async def reset(self, task: Task) -> None:
+        self.books = 0
+        self.hangs = False
+
+    async def close(self) -> None:
+        self.closed.append(self.books)
+
+    @tool
+    async def add_book(self) -> str:
+        """Add a book."""
+        self.books += 1
+        return f"{self.books} books"
+
+    @tool(timeout=0.05)
+    async def sort(self) -> str:
+        """Sort the books."""
+        self.hangs = True
+        await asyncio.Event().wait()
+        return "sorted"
+
+    async def count(self) -> int:
+        if self.hangs and self.books > 1:
+            await asyncio.Event().wait()
+        return self.books
+
+
+async def test_call_over_its_time_limit_ends_the_chain_and_is_scored_on_the_state_as_it_is() -> None:
+    @reward
+    async def books(env: Shelf) -> float:
+        return 0.5 * await env.count()
+
+    Shelf.closed.clear()
+    script = [call("add_book"), "\n".join([call("sort"), call("add_book")]), "not asked"]
+    manager = ResourceManager()
+    (trajectory,) = await byte_agent(script, tools=[Shelf], reward=books, manager=manager).run("Go.")
+    assert manager.num_instances == 0  # the busy instance is evicted
+    await manager.close()
+    assert Shelf.closed == [1]  # the other call of the turn was not run
+    assert (trajectory.stop, trajectory.attempts) == (StopReason.TOOL_TIMEOUT, 1)
+    assert (trajectory.reward, trajectory.treatment) == (0.5, TrainingTreatment.TRAIN)
+    assert [record.status for record in trajectory.turns[1].calls] == [CallStatus.TIMEOUT, CallStatus.SKIPPED]
+    assert "Error: tool 'sort' took longer than 0.05 s" in trajectory.messages[-2].text
+    assert [failure.kind for failure in trajectory.failures] == [FailureKind.TOOL]
+
+
+async def test_environment_too_busy_to_be_scored_after_a_timeout_counts_as_reward_zero() -> None:
+    @reward
+    async def books(env: Shelf) -> float:
+        return 0.5 * await env.count()
+
+    manager = ResourceManager({Shelf: Pool(reset_timeout=0.2)})
+    script = [call("add_book"), call("add_book"), call("sort")]
+    (trajectory,) = await byte_agent(script, tools=[Shelf], reward=books, manager=manager).run("Go.")
+    await manager.close()
+    assert (trajectory.stop, trajectory.attempts) == (StopReason.TOOL_TIMEOUT, 1)
+    assert (trajectory.reward, trajectory.treatment) == (None, TrainingTreatment.ZERO)
+    assert "Shelf does not answer any more since: ToolTimeout: tool 'sort'" in trajectory.failures[-1].message
+
+
+async def test_repeated_timeouts_of_a_function_end_the_chain_as_a_tool_timeout() -> None:
+    @tool(timeout=0.01)
+    async def hang() -> str:
+        """Wait for ever."""
+        await asyncio.Event().wait()
+        return ""
+
+    trajectory = await run([call("hang")] * 3, tools=[hang], on_tool_error=RecoveryRule(limit=1))
+    assert (trajectory.stop, trajectory.stop.failure, len(trajectory.turns)) == (StopReason.TOOL_TIMEOUT, None, 2)
+    assert trajectory.treatment is TrainingTreatment.TRAIN
 
 
 @pytest.mark.integration

@@ -86,7 +86,7 @@ async def bad_actions(subject: Subject) -> str:
                         raise PropertyFailed(
                             f"{format_call(call)} broke the environment: {format_error(fault)}"
                         ) from None
-                    if answer.status is CallStatus.ERROR:
+                    if answer.status in (CallStatus.ERROR, CallStatus.TIMEOUT):
                         raise PropertyFailed(f"{format_call(call)} was not answered, but raised: {answer.brief}")
                     call = next(remaining, None)
                     if answer.ends_chain:

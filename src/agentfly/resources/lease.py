@@ -172,7 +172,8 @@ class Leases:
         """Run an action in the chain's instances; actions in a shared instance run one at a time unless `concurrent`.
 
         An instance is evicted after an action that raised an EnvironmentFault, and after a cancelled action unless its
-        pool is `concurrent`.
+        pool is `concurrent`. A later action in it, as of a reward, has at most `reset_timeout` seconds: the instance
+        may still be busy with the earlier one.
         """
         environments = {env_class: await self.get(env_class) for env_class in env_classes}
         instances = [self._held[env_class] for env_class in env_classes]
@@ -182,8 +183,11 @@ class Leases:
                 if settings.scope is not Scope.CHAIN and not settings.concurrent:
                     await locks.enter_async_context(instance.lock)
             begun = time.monotonic()
+            evicted = any(instance.evict_reason for instance in instances)
             try:
-                return await action(environments)
+                return await (
+                    self._act_in_evicted(instances, action(environments)) if evicted else action(environments)
+                )
             except (EnvironmentFault, asyncio.CancelledError) as error:
                 for instance in instances:
                     concurrent = self._provider.pool(instance.env_class).settings.concurrent
@@ -193,6 +197,18 @@ class Leases:
             finally:
                 for instance in instances:
                     self._provider.pool(instance.env_class).step.add(time.monotonic() - begun)
+
+    async def _act_in_evicted(self, instances: Sequence[Instance], action: Awaitable[T]) -> T:
+        names = " and ".join(instance.env_class.__name__ for instance in instances)
+        limit = asyncio.timeout(min(self._provider.pool(i.env_class).settings.reset_timeout for i in instances))
+        try:
+            async with limit:
+                return await action
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            reason = next(instance.evict_reason for instance in instances if instance.evict_reason)
+            raise EnvironmentFault(f"{names} does not answer any more since: {reason}") from None
 
     async def snapshot(self) -> dict[type[Environment], Any]:
         """The states of the chain's own instances, for `restore` in another chain of the task; empty before the first

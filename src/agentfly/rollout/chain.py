@@ -204,7 +204,8 @@ class Chain:
                 continue
             # The answer if the chain ends here: the ending tool's observation, the marked answer, or the whole text.
             self.prediction = message.text if reply.answer is None else reply.answer
-            if ending := next((result for result in results if result.ends_chain), None):
+            ending = next((result for result in results if result.ends_chain), None)
+            if ending is not None and ending.status is not CallStatus.TIMEOUT:
                 self.prediction = Message("tool", ending.observation).text
             truncation = self._truncation if completion.finish is FinishReason.LENGTH else None
             stop, nudge = self._stop_policy.decide(reply, results, truncation)
@@ -316,7 +317,7 @@ class Chain:
         self, completion: Completion, results: Sequence[ToolResult], generation_s: float, tools_s: float
     ) -> None:
         for result in results:
-            if result.status is CallStatus.ERROR:
+            if result.status in (CallStatus.ERROR, CallStatus.TIMEOUT):
                 self._add_failure(FailureKind.TOOL, Message("tool", result.observation).text)
         records = tuple([result.record for result in results])
         self.turns.append(TurnRecord(completion.finish, records, generation_s, tools_s))
@@ -368,7 +369,10 @@ class Chain:
                 failures.append(Failure(FailureKind.REWARD, str(error), turn, self._attempt, error.metrics))
             except EnvironmentFault as error:
                 failures.append(Failure(FailureKind.ENVIRONMENT, str(error), turn, self._attempt))
-                stop, treatment = StopReason.ENVIRONMENT_FAULT, policy.environment
+                if trajectory.stop is StopReason.TOOL_TIMEOUT:  # busy with the model's own call
+                    treatment = TrainingTreatment.ZERO
+                else:
+                    stop, treatment = StopReason.ENVIRONMENT_FAULT, policy.environment
                 break
         # A chain that failed before keeps its stop reason, and one that was not to be trained its treatment.
         return replace(

@@ -84,7 +84,7 @@ class StopPolicy:
         statuses = []
         for result in results:
             if result.ends_chain:
-                return StopReason.TOOL_END, ()
+                return StopReason.TOOL_TIMEOUT if result.status is CallStatus.TIMEOUT else StopReason.TOOL_END, ()
             statuses.append(result.status)
         if cut is not None and CallStatus.OK not in statuses:
             return cut, ()
@@ -92,6 +92,8 @@ class StopPolicy:
             return StopReason.ANSWER, ()
         if CallStatus.ERROR in statuses:
             return self._count_failure(self._control.on_tool_error, StopReason.TOOL_FAULT)
+        if CallStatus.TIMEOUT in statuses:
+            return self._count_failure(self._control.on_tool_error, StopReason.TOOL_TIMEOUT)
         if results and not reply.problems and all(status in _SUCCESSFUL for status in statuses):
             if self._failed_turns:
                 self._failed_turns.clear()

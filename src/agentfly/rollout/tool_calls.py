@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agentfly.environment import Environment
+from agentfly.errors import ToolTimeout
 from agentfly.resources import Leases
 from agentfly.rollout.events import Observer, ToolCalled, ToolReturned
 from agentfly.tooling import Context, Tool, Toolbox, ToolResult
@@ -24,7 +26,7 @@ class ToolRunner:
     observer: Observer | None
 
     async def run(self, calls: Sequence[ToolCall], limit: int) -> list[ToolResult]:
-        """Return one result per call, in the order of the calls. Raises only EnvironmentFault.
+        """Return one result per call, in the order of the calls. Raises only EnvironmentFault, and no ToolTimeout.
 
         Calls above `limit` are not run; their result states the limit. The first call of a tool that ends the chain
         (`ends_chain=True`) runs after all earlier calls, and later calls run one by one after it. A tool that ends the
@@ -70,10 +72,20 @@ class ToolRunner:
             if observer is not None:
                 observer(ToolCalled(context.group, context.chain, context.turn, call))
             if tool.environments:
-                result = await self.leases.act(
-                    tool.environments,
-                    lambda environments: tool.run(call.arguments, context=context, environments=environments),
-                )
+                started = time.perf_counter()
+                try:
+                    result = await self.leases.act(
+                        tool.environments,
+                        lambda environments: tool.run(call.arguments, context=context, environments=environments),
+                    )
+                except ToolTimeout as timeout:  # the busy environment can take no further call
+                    result = ToolResult(
+                        f"Error: {timeout}",
+                        CallStatus.TIMEOUT,
+                        ends_chain=True,
+                        name=tool.name,
+                        seconds=time.perf_counter() - started,
+                    )
             else:
                 result = await tool.run(call.arguments, context=context, environments={})
         if observer is not None:

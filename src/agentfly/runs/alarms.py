@@ -215,7 +215,7 @@ def _check_failing_calls(history: Sequence[Metrics], limits: AlarmThresholds) ->
     last = history[-1]
     if not last.get("calls/chain"):
         return None
-    failed = sum(last.get(f"calls/{kind.value}_rate", 0.0) for kind in _FAILED)
+    failed = sum(last.get(f"calls/{kind.value}_rate", 0.0) for kind in _FAILURE_TEXTS)
     message = f"{failed:.0%} of tool calls fail, so nothing can be learned about using the tools"
     return AlarmReading(failed / limits.failing_calls, message, _failed_calls)
 
@@ -224,7 +224,7 @@ def _check_tool_errors(history: Sequence[Metrics], limits: AlarmThresholds) -> A
     errors = _recent(history, "calls/error_rate", limits)
     if errors is None:
         return None
-    rates = [{"failed": sum(m.get(f"calls/{kind.value}_rate", 0.0) for kind in _FAILED)} for m in history]
+    rates = [{"failed": sum(m.get(f"calls/{kind.value}_rate", 0.0) for kind in _FAILURE_TEXTS)} for m in history]
     failed, baseline = _recent(rates, "failed", limits), _baseline(rates, "failed", limits)
     if failed is not None and baseline is not None and (failed - baseline) / limits.surge > errors / limits.tool_errors:
         message = f"{failed:.0%} of tool calls fail, {baseline:.0%} did at first; look at the calls and their results"
@@ -297,9 +297,9 @@ _HELD_OUT = "eval/reward"
 _SIGNS_OF_SUCCESS = ("zero_variance", "entropy_collapse")
 """Alarms that solved tasks would raise too."""
 _SHARE_PREFIX = "reward_share/"
-_FAILED = (CallStatus.ERROR, CallStatus.INVALID, CallStatus.UNKNOWN)
 _FAILURE_TEXTS = {
     CallStatus.ERROR: "an error in the tool",
+    CallStatus.TIMEOUT: "longer than the tool's time limit",
     CallStatus.INVALID: "unreadable, or with wrong arguments",
     CallStatus.UNKNOWN: "no such tool",
 }
@@ -353,7 +353,7 @@ def most_common_failure(trajectories: Iterable[Trajectory]) -> str:
 
 def list_failed_calls(trajectories: Iterable[Trajectory], tools: Sequence[str]) -> str:
     """What the most common failed calls called and how they failed, and the tools there are."""
-    failed = Counter((c.name, c.status) for t in trajectories for c in t.calls if c.status in _FAILED)
+    failed = Counter((c.name, c.status) for t in trajectories for c in t.calls if c.status in _FAILURE_TEXTS)
     called = [
         f"{repr(name) if name else 'a call without a name'} ({_FAILURE_TEXTS[status]}, {count} times)"
         for (name, status), count in failed.most_common(MAX_CHAINS)
@@ -368,7 +368,7 @@ def _mean_logprob(trajectory: Trajectory) -> float:
 
 
 def _failed_calls(trajectory: Trajectory) -> float:
-    return float(sum(call.status in _FAILED for call in trajectory.calls)) or math.nan
+    return float(sum(call.status in _FAILURE_TEXTS for call in trajectory.calls)) or math.nan
 
 
 def _component_rank(name: str) -> ChainRank:

@@ -55,9 +55,9 @@ def chain_metrics(trajectories: Sequence[Trajectory], version: int | None = None
     calls = [call for t in trajectories for call in t.calls]
     status = Counter(call.status for call in calls)
     out["calls/chain"] = len(calls) / count
-    for kind in (CallStatus.ERROR, CallStatus.INVALID, CallStatus.UNKNOWN):
+    for kind in (CallStatus.ERROR, CallStatus.TIMEOUT, CallStatus.INVALID, CallStatus.UNKNOWN):
         out[f"calls/{kind.value}_rate"] = status[kind] / max(len(calls), 1)
-    known = Counter(call.name for call in calls if call.status in (CallStatus.OK, CallStatus.ERROR))
+    known = Counter(call.name for call in calls if call.status in (CallStatus.OK, CallStatus.ERROR, CallStatus.TIMEOUT))
     out |= {f"calls/tool/{name}": made / count for name, made in known.items()}
 
     # Outcomes.

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import mcp_types
 
 from agentfly.environment import Environment, Scope
-from agentfly.errors import ConfigError, EnvironmentFault
+from agentfly.errors import ConfigError, EnvironmentFault, ToolTimeout
 from agentfly.integrations.mcp.connection import Connection, Endpoint, require_command_or_url
 from agentfly.integrations.mcp.tools import MCPTool, SchemaArguments, choose_names, to_observation
 from agentfly.sandbox.owner import process_name, remove_folder
@@ -183,7 +183,7 @@ class MCPServer(Environment):
     async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Call a tool by the server's own name, as rewards may do; returns `observation`, `image`, `structured`, …
 
-        Raises EnvironmentFault if the server is lost, or if a stateful one does not answer in time.
+        Raises EnvironmentFault if the server is lost, and ToolTimeout if a stateful one does not answer in time.
         """
         if self._connection is None:
             raise EnvironmentFault(f"the MCP server {type(self).__name__} is not running")
@@ -192,7 +192,7 @@ class MCPServer(Environment):
         except TimeoutError:
             message = f"{name!r} gave neither an answer nor progress for {self.timeout:g} s"
             if self.stateful:  # it may still be busy, and change its state at any time
-                raise EnvironmentFault(message) from None
+                raise ToolTimeout(message) from None
             raise RuntimeError(message) from None
         return await asyncio.to_thread(to_observation, result, progress)
 

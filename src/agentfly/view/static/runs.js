@@ -8,7 +8,7 @@ import { el, elWith, link, number, options } from "./dom.js";
 const CHARTS = [
   ["Reward", ["reward/mean", "eval/reward", "eval/greedy"]],
   ["Turns and calls per chain", ["chain/turns", "calls/chain"]],
-  ["Calls that failed", ["calls/invalid_rate", "calls/unknown_rate", "calls/error_rate"]],
+  ["Calls that failed", ["calls/invalid_rate", "calls/unknown_rate", "calls/error_rate", "calls/timeout_rate"]],
   ["Entropy", ["policy/entropy"]],
   ["Staleness", ["policy/staleness", "policy/staleness_max"]],
   ["Sampler and learner", ["policy/mismatch_kl"]],
