@@ -572,6 +572,17 @@ async def test_environment_that_dies_before_the_reward_is_retried() -> None:
     assert [failure.kind for failure in trajectory.failures] == [FailureKind.ENVIRONMENT]
 
 
+async def test_chain_without_room_for_a_reply_is_neither_scored_nor_trained() -> None:
+    agent = byte_agent(["never asked"], reward=lambda prediction: 1.0)
+    result = await agent.run("x" * 200, context_length=100)
+    (trajectory,) = result
+    assert (trajectory.stop, trajectory.turns) == (StopReason.CONTEXT_LIMIT, ())
+    assert (trajectory.reward, trajectory.treatment) == (None, TrainingTreatment.MASK)
+    assert "leaves no room for a reply" in trajectory.failures[0].message
+    assert "reward/mean" not in result.metrics
+    assert result.metrics["treatment/lost"] == 1
+
+
 class Shelf(Environment):
     """Counts books; sorting them never ends."""
 

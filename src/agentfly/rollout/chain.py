@@ -102,6 +102,10 @@ class Chain:
         started = time.perf_counter()
         self._attempt = attempt
         stop = await self._run_loop()
+        treatment = self.settings.failures.treatment(stop.failure)
+        if not self.turns and stop is StopReason.CONTEXT_LIMIT:  # no reply of the model: nothing to score or train
+            self._add_failure(FailureKind.TRUNCATION, "the prompt of the task leaves no room for a reply in the context")
+            treatment = TrainingTreatment.MASK
         trajectory = Trajectory(
             task=self.task,
             segments=self.transcript.close(),
@@ -110,7 +114,7 @@ class Chain:
             prediction=self.prediction,
             group=self.group,
             chain=self.chain,
-            treatment=self.settings.failures.treatment(stop.failure),
+            treatment=treatment,
             failures=(*earlier, *self.failures),
             seconds=time.perf_counter() - started,
             attempts=attempt + 1,
@@ -352,9 +356,11 @@ class Chain:
         self.transcript.begin(messages if folded is None else folded, Author.HISTORY, len(self.turns))
 
     async def _score(self, trajectory: Trajectory) -> Trajectory:
-        """Attach the score; it stays None without a scorer, if scoring failed, or if the environment died."""
+        """Attach the score; it stays None without a scorer, if scoring failed, or if there is no behavior to score."""
         scorer, policy = self.agent.scorer, self.settings.failures
         if scorer is None or trajectory.stop.failure in _UNSCORED:
+            return trajectory
+        if not trajectory.turns and trajectory.stop is StopReason.CONTEXT_LIMIT:
             return trajectory
         if trajectory.stop is StopReason.TIMEOUT and trajectory.treatment is not TrainingTreatment.TRAIN:
             return trajectory  # the environment may still be busy with the last action, and the score would be unused
