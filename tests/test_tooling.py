@@ -13,6 +13,7 @@ import inspect
 import io
 import json
 import threading
+import time
 import weakref
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -764,6 +765,27 @@ async def test_timeout_in_an_environment_is_told_apart_from_its_own_fault() -> N
 
     with pytest.raises(ToolTimeout, match=r"tool 'wait' took longer than 0\.05 s"):
         await run(Slow.wait, {Slow: Slow()})
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_async_tool_that_blocks_the_loop_is_reported_once(late: bool, caplog: pytest.LogCaptureFixture) -> None:
+    name = f"block_{late}"
+
+    @tool(name=name)
+    async def block(seconds: float) -> str:
+        """Block the event loop."""
+        if late:
+            await asyncio.sleep(0)
+        time.sleep(seconds)  # noqa: ASYNC251
+        return "done"
+
+    assert (await run(block, seconds=0.0)).blocked == 0
+    assert not caplog.records
+    for _ in range(2):
+        result = await run(block, seconds=0.25)
+        assert 0.25 <= result.record.blocked < 10
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"tool '{name}' blocked the event loop for 0.")
 
 
 async def test_cancelling_the_caller_cancels_the_tool() -> None:

@@ -375,7 +375,13 @@ def test_retries_of_a_call_are_kept_and_old_records_have_none() -> None:
 
 
 def test_every_stop_reason_has_a_failure_kind_or_none() -> None:
-    fine = {StopReason.ANSWER, StopReason.TOOL_END, StopReason.MAX_TURNS, StopReason.NO_CALL}
+    fine = {
+        StopReason.ANSWER,
+        StopReason.TOOL_END,
+        StopReason.TOOL_TIMEOUT,
+        StopReason.MAX_TURNS,
+        StopReason.NO_CALL,
+    }
     assert {stop for stop in StopReason if stop.failure is None} == fine
     assert StopReason.CONTEXT_LIMIT.failure is FailureKind.TRUNCATION
 

@@ -22,7 +22,7 @@ from agentfly.errors import ConfigError, EnvironmentFault, RewardFault, describe
 from agentfly.resources import Leases
 from agentfly.schema import caller_namespace, type_hints
 from agentfly.segment import to_plain
-from agentfly.threads import call, run_within
+from agentfly.threads import LoopTimer, call, run_within
 from agentfly.tooling import Context
 from agentfly.trajectory import Score, Trajectory
 from agentfly.types import Task
@@ -133,7 +133,7 @@ class Reward(plugins.NamedFunction):
         limit = asyncio.timeout(self.timeout)
         try:
             scoring = leases.act(tuple(set(parameters.values())), run) if parameters else run({})
-            returned = await run_within(limit, scoring)
+            returned = await run_within(limit, LoopTimer(scoring, f"reward {self.name!r}"))
             return self._to_score(returned, len(trajectory.turns))
         except (EnvironmentFault, RewardFault):
             raise

@@ -15,9 +15,11 @@ import contextlib
 import contextvars
 import ctypes
 import inspect
+import logging
 import os
 import queue
 import threading
+import time
 import types
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, TypeVar
@@ -27,6 +29,11 @@ from agentfly.errors import describe
 Result = TypeVar("Result")
 LIMIT = 512
 """Maximum number of plain functions that run at once; others are queued."""
+BLOCKING = 0.2
+"""Seconds in which a step of a coroutine is taken to block the event loop."""
+_BLOCKING_NAMES: set[str] = set()
+"""What has been warned of."""
+_LOG = logging.getLogger(__name__)
 _OMP_PAUSE_SOFT = 1  # keeps the settings of OpenMP
 _PROCESS = os.getpid()
 
@@ -75,6 +82,50 @@ def wait_for(coroutine: Coroutine[Any, Any, Result]) -> Result:
     return results[0]
 
 
+class LoopTimer(Coroutine[Any, Any, Result]):
+    """A coroutine that measures its longest step, during which it stops all other chains of the event loop.
+
+    The first step of a name that takes longer than BLOCKING is logged as a warning.
+    """
+
+    __slots__ = ("_coroutine", "_name", "blocked")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Result], name: str) -> None:
+        self._coroutine = coroutine
+        self._name = name
+        self.blocked = 0.0
+        """Seconds of the longest step, if that is more than BLOCKING."""
+
+    def send(self, value: Any) -> Any:
+        return self._time(self._coroutine.send, value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._time(self._coroutine.throw, *error)
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+    def __await__(self) -> Generator[Any, Any, Result]:
+        return _resume(self, self.send(None))
+
+    def _time(self, step: Callable[..., Any], *args: Any) -> Any:
+        started = time.perf_counter()
+        try:
+            return step(*args)
+        finally:
+            seconds = time.perf_counter() - started
+            if seconds > max(BLOCKING, self.blocked):
+                self.blocked = seconds
+                if self._name not in _BLOCKING_NAMES:
+                    _BLOCKING_NAMES.add(self._name)
+                    _LOG.warning(
+                        "%s blocked the event loop for %.2f s, and with it all other chains; write it as a plain "
+                        "function, which runs in a thread, or await what takes long",
+                        self._name,
+                        seconds,
+                    )
+
+
 async def run_within(limit: asyncio.Timeout, coroutine: Coroutine[Any, Any, Result]) -> Result:
     """Like `async with limit: return await coroutine`, but sets a timer only if the coroutine suspends.
 
@@ -92,17 +143,17 @@ async def run_within(limit: asyncio.Timeout, coroutine: Coroutine[Any, Any, Resu
 @types.coroutine
 def _resume(coroutine: Coroutine[Any, Any, Result], awaited: Any) -> Generator[Any, Any, Result]:
     """Await the rest of a coroutine that is suspended on `awaited`."""
-    while True:
-        try:
-            yield awaited
-        except BaseException as error:  # a cancellation, which the coroutine may handle by awaiting something else
+    try:
+        while True:
             try:
+                value = yield awaited
+            except BaseException as error:  # a cancellation, which the coroutine may handle by awaiting something else
                 awaited = coroutine.throw(error)
-            except StopIteration as finished:
-                result: Result = finished.value
-                return result
-        else:
-            return (yield from coroutine.__await__())
+            else:
+                awaited = coroutine.send(value)
+    except StopIteration as finished:
+        result: Result = finished.value
+        return result
 
 
 async def compute(function: Callable[..., Result], /, *args: Any) -> Result:

@@ -24,7 +24,7 @@ from agentfly.errors import ConfigError, EnvironmentFault, ToolTimeout, describe
 from agentfly.images import normalize_content
 from agentfly.schema import ToolArguments, caller_namespace, to_text, type_hints
 from agentfly.segment import to_plain
-from agentfly.threads import call, run_within
+from agentfly.threads import LoopTimer, call, run_within
 from agentfly.trajectory import CallRecord, CallStatus, chain_id
 from agentfly.types import Content, Image, Task, ToolCall
 from agentfly.validation import NonNegativeInt, PositiveFloat, PositiveInt, validate
@@ -67,10 +67,12 @@ class ToolResult:
     seconds: float = 0.0
     retries: int = 0
     """Failed attempts before this result."""
+    blocked: float = 0.0
+    """Seconds in which the tool blocked the event loop."""
 
     @property
     def record(self) -> CallRecord:
-        return CallRecord(self.name, self.status, self.seconds, self.info, self.retries)
+        return CallRecord(self.name, self.status, self.seconds, self.info, self.retries, self.blocked)
 
 
 class Tool(plugins.NamedFunction):
@@ -229,8 +231,10 @@ class Tool(plugins.NamedFunction):
             function = self.function
             if self.owner is not None:  # the instance may be a proxy, whose method runs in another process
                 function = getattr(checked.pop(next(iter(self.injected_parameters))), self._attribute)
-            returned = await run_within(limit, call(function, **checked))
+            timer = LoopTimer(call(function, **checked), f"tool {self.name!r}")
+            returned = await run_within(limit, timer)
             result = self._to_result(returned, time.perf_counter() - started)
+            result.blocked = timer.blocked
             if isinstance(result.observation, tuple):
                 result.observation = await call(normalize_content, result.observation)
             return result

@@ -149,6 +149,8 @@ class CallRecord:
     """What the tool returned besides its observation."""
     retries: int = 0
     """Failed attempts before this one."""
+    blocked: float = 0.0
+    """Seconds in which the tool blocked the event loop, and with it all other chains."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ async def test_every_chain_ends_and_no_instance_is_leased_twice_or_leaked() -> N
     chains = [chain for run in ended[:6] if not isinstance(run, BaseException) for chain in run]
     assert len(chains) == 6 * 250
     stops = Counter(chain.stop for chain in chains)
-    assert set(stops) <= {StopReason.ANSWER, StopReason.ENVIRONMENT_FAULT}
+    assert set(stops) <= {StopReason.ANSWER, StopReason.ENVIRONMENT_FAULT, StopReason.TOOL_TIMEOUT}
     assert stops[StopReason.ANSWER] > 1200  # most failed chains succeed when they are retried
     assert all(chain.failures for chain in chains if chain.stop is StopReason.ENVIRONMENT_FAULT)
     assert {chain.reward for chain in chains if chain.stop is StopReason.ANSWER} == {1.0}

@@ -19,7 +19,7 @@ from typing import Any
 from agentfly.environment import Environment, InstanceHandle, Pool, Runtime, Scope
 from agentfly.errors import ConfigError, EnvironmentFault, describe
 from agentfly.resources.metrics import Histogram, Holder, LeaseInfo, PoolMetrics
-from agentfly.threads import call, run_within
+from agentfly.threads import LoopTimer, call, run_within
 
 MAX_START_ATTEMPTS = 3
 """Consecutive failed starts, with no live instance, after which the waiting requests fail."""
@@ -84,7 +84,8 @@ class Instance:
         limit = asyncio.timeout(timeout)
         try:
             owner = self.handle if method in ("pause", "resume") else self.handle.environment
-            return await run_within(limit, call(getattr(owner, method), *args))
+            step = call(getattr(owner, method), *args)
+            return await run_within(limit, LoopTimer(step, f"{self.env_class.__name__}.{method}"))
         except EnvironmentFault:
             raise
         except Exception as error:

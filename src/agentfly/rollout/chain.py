@@ -104,7 +104,7 @@ class Chain:
         stop = await self._run_loop()
         treatment = self.settings.failures.treatment(stop.failure)
         if not self.turns and stop is StopReason.CONTEXT_LIMIT:  # no reply of the model: nothing to score or train
-            self._add_failure(FailureKind.TRUNCATION, "the prompt of the task leaves no room for a reply in the context")
+            self._add_failure(FailureKind.TRUNCATION, "the task's prompt leaves no room for a reply in the context")
             treatment = TrainingTreatment.MASK
         trajectory = Trajectory(
             task=self.task,

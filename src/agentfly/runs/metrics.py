@@ -59,6 +59,8 @@ def chain_metrics(trajectories: Sequence[Trajectory], version: int | None = None
         out[f"calls/{kind.value}_rate"] = status[kind] / max(len(calls), 1)
     known = Counter(call.name for call in calls if call.status in (CallStatus.OK, CallStatus.ERROR, CallStatus.TIMEOUT))
     out |= {f"calls/tool/{name}": made / count for name, made in known.items()}
+    if blocked := sum(call.blocked for call in calls):
+        out["calls/blocked_seconds"] = blocked
 
     # Outcomes.
     out["chain/truncated"] = _mean(t.stop.failure is FailureKind.TRUNCATION for t in trajectories)
