@@ -73,36 +73,29 @@ def test_unicode_line_separator_does_not_end_a_row(tmp_path: Path) -> None:
 # CSV.
 
 
-def test_csv_converts_whole_columns_losslessly(tmp_path: Path) -> None:
+def test_csv_cells_are_text(tmp_path: Path) -> None:
     path = written(
         tmp_path,
         "t.csv",
-        "\ufeffid,question,count,price,zip,code,rate,mixed,flag,done,note\r\n"
-        '01,42,7,1.5,12345,007,1.50,1,true,true,"two\r\nlines, ""quoted"""\r\n'
+        "\ufeffid,question,answer,price,done,note\r\n"
+        '01,42,2,1.5,true,"two\r\nlines, ""quoted"""\r\n'
         "\r\n"
-        ",17,-8,2,,008,2.25,one,1,false,\r\n",
+        ",17,-8,,false,\r\n",
     )
     first, second = read_tasks(path)
     assert (first.id, first.question, second.id, second.question) == ("01", "42", "1", "17")
-    wanted = [
-        ("count", 7, -8),
-        ("price", 1.5, 2),
-        ("zip", 12345, None),
-        ("code", "007", "008"),
-        ("rate", "1.50", "2.25"),
-        ("mixed", "1", "one"),
-        ("flag", "true", "1"),
-        ("done", True, False),
-        ("note", 'two\r\nlines, "quoted"', None),
-    ]
-    assert [(name, first.columns[name], second.columns[name]) for name, *_ in wanted] == wanted
-    assert [type(first.columns["done"]), type(second.columns["price"])] == [bool, int]
+    assert {**first.columns} == {
+        "id": "01", "question": "42", "answer": "2", "price": "1.5", "done": "true", "note": 'two\r\nlines, "quoted"',
+    }  # fmt: skip
+    assert {**second.columns} == {
+        "id": None, "question": "17", "answer": "-8", "price": None, "done": "false", "note": None,
+    }  # fmt: skip
 
 
 def test_csv_holds_conversations_as_json(tmp_path: Path) -> None:
     path = written(tmp_path, "t.csv", 'messages,target\n"[{""role"": ""user"", ""content"": ""Hi""}]",3\n')
     (task,) = read_tasks(path)
-    assert (task.question, task.columns) == ("Hi", {"target": 3})
+    assert (task.question, task.columns) == ("Hi", {"target": "3"})
 
 
 def test_csv_cells_may_be_long(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ reason of the first few bad rows and their total number.
 
     .json              a list of rows
     .jsonl  .ndjson    one row per line; blank lines are skipped
-    .csv               a header, then one row per record; `_convert_columns` describes the types of its cells
+    .csv               a header, then one row per record; every cell is text, `messages` is JSON
     .parquet           requires pyarrow
     all formats but parquet may be compressed: .jsonl.gz, .json.xz, …
 """
@@ -35,8 +35,7 @@ from agentfly.types import Image, Task
 
 Row = tuple[str, Any]
 """The place of a row in its file, and its value: a mapping, or the DataError of a row that cannot be parsed."""
-Reader = Callable[[Path, str], Iterator[Row]]
-"""Reads a file; the second argument is the name of the question column."""
+Reader = Callable[[Path], Iterator[Row]]
 
 _MAX_REPORTED = 3
 _BOM = b"\xef\xbb\xbf"
@@ -54,7 +53,7 @@ def read_tasks(path: str | Path, *, question: str = "question") -> list[Task]:
     tasks: list[Task] = []
     bad: list[str] = []
     try:
-        for number, (place, row) in enumerate(_find_reader(path)(path, question)):
+        for number, (place, row) in enumerate(_find_reader(path)(path)):
             try:
                 tasks.append(_parse_row(row, str(number), question, path.parent))
             except (DataError, OSError, ValueError) as error:  # OSError, ValueError: an image path that cannot be one
@@ -235,7 +234,7 @@ def _loads(text: str | bytes) -> Any:
     return json.loads(text, parse_constant=reject)
 
 
-def _read_json(path: Path, question: str) -> Iterator[Row]:
+def _read_json(path: Path) -> Iterator[Row]:
     with _open(path) as file:
         text = file.read().removeprefix(_BOM).decode()
     if not text.strip():
@@ -250,7 +249,7 @@ def _read_json(path: Path, question: str) -> Iterator[Row]:
     yield from ((f"row {number}", row) for number, row in enumerate(rows))
 
 
-def _read_jsonl(path: Path, question: str) -> Iterator[Row]:
+def _read_jsonl(path: Path) -> Iterator[Row]:
     with _open(path) as file:
         for number, line in enumerate(file, 1):
             line = line.removeprefix(_BOM) if number == 1 else line
@@ -266,10 +265,9 @@ def _read_jsonl(path: Path, question: str) -> Iterator[Row]:
             yield f"line {number}", row
 
 
-def _read_csv(path: Path, question: str) -> Iterator[Row]:
-    """Every cell is text or, if empty, None; `messages` is JSON; `_convert_columns` makes numbers of the rest."""
+def _read_csv(path: Path) -> Iterator[Row]:
+    """Every cell is text or, if empty, None, so that an answer "2" equals the prediction "2"; `messages` is JSON."""
     csv.field_size_limit(sys.maxsize)  # 128 KiB by default, which a long prompt or a data: URI exceeds
-    rows: list[Row] = []
     header: list[str] = []
     with io.TextIOWrapper(_open(path), encoding="utf-8-sig", newline="") as file:
         records = csv.reader(file, strict=True)
@@ -286,44 +284,21 @@ def _read_csv(path: Path, question: str) -> Iterator[Row]:
                         )
                     continue
                 if len(record) != len(header):
-                    rows.append((place, DataError(f"{len(record)} cells under a header of {len(header)}")))
+                    yield place, DataError(f"{len(record)} cells under a header of {len(header)}")
                     continue
                 row: dict[str, Any] = {name: cell or None for name, cell in zip(header, record, strict=True)}
                 try:
                     if row.get("messages") is not None:
                         row["messages"] = _loads(row["messages"])
-                    rows.append((place, row))
                 except ValueError as error:
-                    rows.append((place, DataError(f"'messages' is not JSON: {error}")))
+                    yield place, DataError(f"'messages' is not JSON: {error}")
+                else:
+                    yield place, row
         except csv.Error as error:
-            rows.append((f"line {records.line_num}", DataError(f"it is not CSV: {error}")))
-    _convert_columns([row for _, row in rows if isinstance(row, dict)], set(header) - {question, "id", "messages"})
-    yield from rows
+            yield f"line {records.line_num}", DataError(f"it is not CSV: {error}")
 
 
-def _convert_columns(rows: list[dict[str, Any]], columns: Iterable[str]) -> None:
-    """Convert in place the columns whose non-empty cells are all numbers, or all `true` and `false`.
-
-    A column is converted as a whole or not at all, so that a reward receives one type, and only if the conversion is
-    lossless: "007", "1.50" and "1e3" are not written back the same way, so their columns stay text.
-    """
-
-    def parse_scalar(cell: str) -> Any:
-        try:
-            value = _loads(cell)
-        except ValueError:
-            return cell
-        return value if isinstance(value, bool | int | float) and json.dumps(value) == cell else cell
-
-    for column in columns:
-        values = [None if row[column] is None else parse_scalar(row[column]) for row in rows]
-        types = {type(value) for value in values if value is not None}
-        if types and (types <= {int, float} or types == {bool}):
-            for row, value in zip(rows, values, strict=True):
-                row[column] = value
-
-
-def _read_parquet(path: Path, question: str) -> Iterator[Row]:
+def _read_parquet(path: Path) -> Iterator[Row]:
     try:
         import pyarrow
         import pyarrow.parquet
