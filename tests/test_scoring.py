@@ -170,6 +170,54 @@ async def test_columns_with_reserved_names_are_allowed() -> None:
     assert (await score(count, chain(messages))).total == 7
 
 
+def context_as_text(context: str) -> float:
+    return float("paragraph" in context)
+
+
+def task_as_kind(task: str | None = None) -> float:
+    return float(task == "math")
+
+
+def target_as_number(target: int | None) -> float:
+    return float(target == 7)
+
+
+def ambiguous_env(env) -> float:  # type: ignore[no-untyped-def]
+    return float(env.shown)
+
+
+@pytest.mark.parametrize(
+    ("function", "columns", "error"),
+    [
+        (context_as_text, {"context": "a paragraph"}, r"receives the Context of the chain.*task\.columns\['context'\]"),
+        (task_as_kind, {"task": "math"}, r"receives the Task of the chain.*task\.columns\['task'\]"),
+        (target_as_number, {"target": "7"}, "receives the text '7' of the column 'target'; convert it in the reward"),
+        (ambiguous_env, {"env": "prod"}, "write env: Counter, or a type such as env: str for the column"),
+    ],
+)
+def test_column_that_a_parameter_cannot_mean_is_refused(
+    function: Callable[..., float], columns: dict[str, Any], error: str
+) -> None:
+    with pytest.raises(ConfigError, match=error):
+        Scorer(function, [Counter]).check(Task.of({"question": "Q", **columns}))
+
+
+def test_shadowed_columns_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    def score_context(prediction: str, context, answer: str, trajectory: Trajectory, **columns: Any) -> float:  # type: ignore[no-untyped-def]
+        return 1.0
+
+    row = {"question": "Q", "answer": "A", "context": [["title", ["text"]]], "trajectory": "t"}
+    scorer = Scorer(score_context)
+    for _ in range(2):
+        scorer.check(Task.of(row))
+    (record,) = caplog.records
+    assert "'context', 'trajectory'" in record.getMessage()
+    assert "task.columns['context']" in record.getMessage()
+    caplog.clear()
+    Scorer(lambda prediction, answer: 1.0).check(Task.of(row))
+    assert not caplog.records
+
+
 @pytest.mark.parametrize(
     ("function", "wrong"),
     [

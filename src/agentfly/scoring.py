@@ -11,8 +11,11 @@ import asyncio
 import contextlib
 import functools
 import inspect
+import logging
 import math
 import sys
+import types
+import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, overload
 
@@ -28,6 +31,7 @@ from agentfly.trajectory import Score, Trajectory
 from agentfly.types import Task
 from agentfly.validation import FiniteFloat, validate
 
+_LOG = logging.getLogger(__name__)
 TIMEOUT = 600.0
 MAX_PREDICTION = 131_072
 """Rewards receive this many characters of a prediction, the last ones (about 32k tokens). It bounds the time and memory
@@ -35,6 +39,9 @@ of scoring one reply; `trajectory` and `messages` hold all of it."""
 
 OFFERED = ("prediction", "final_response", "trajectory", "messages", "task", "context")
 """Parameters that every reward may have; a column of the same name is available as `task.columns[name]`."""
+_OFFERED_TYPES = {
+    "prediction": str, "final_response": str, "trajectory": Trajectory, "task": Task, "context": Context,
+}  # fmt: skip
 
 
 class Abstention(RewardFault):
@@ -68,20 +75,56 @@ class Reward(plugins.NamedFunction):
         REWARDS.add(self)
 
     @functools.cached_property
+    def hints(self) -> dict[str, Any]:
+        """Every parameter with its type, as `type_hints` returns it."""
+        return type_hints(self.function, self._names)
+
+    @functools.cached_property
     def environments(self) -> dict[str, type[Environment]]:
         """Parameters with an environment class as type hint."""
-        hints = type_hints(self.function, self._names)
-        return {name: hint for name, hint in hints.items() if inspect.isclass(hint) and issubclass(hint, Environment)}
+        hints = self.hints.items()
+        return {name: hint for name, hint in hints if inspect.isclass(hint) and issubclass(hint, Environment)}
 
     def check(self, task: Task, used: Iterable[type[Environment]] = ()) -> None:
         """Raise ConfigError for a parameter that this task cannot fill. `used`: the agent's environments."""
         for name, parameter in self.parameters.items():
-            optional = parameter.default is not parameter.empty
-            if optional or parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+            if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+                continue
+            if name in task.columns and name not in self.environments:
+                self._check_column(name, task.columns[name], used)
+            if parameter.default is not parameter.empty:
                 continue
             if name not in OFFERED and name not in task.columns and self._env_class(name, task, used) is None:
                 offered = sorted({*OFFERED, *task.columns, *(["env"] if used else [])})
                 raise ConfigError(f"reward {self.name!r} asks for {name!r}; it may ask for {', '.join(offered)}")
+
+    def _check_column(self, name: str, value: Any, used: Iterable[type[Environment]]) -> None:
+        """Raise ConfigError where the column of a parameter's name cannot be what the parameter is meant to receive."""
+        hint = self.hints[name]
+        if name in _OFFERED_TYPES:
+            if not _accepts(hint, _OFFERED_TYPES[name]):
+                raise ConfigError(
+                    f"reward {self.name!r}: {self.parameters[name]} receives the {_OFFERED_TYPES[name].__name__} of "
+                    f"the chain, not the column {name!r}; take the parameter `task` and read task.columns[{name!r}]"
+                )
+        elif name == "env" and hint is Any and used:
+            classes = " or ".join(each.__name__ for each in used)
+            raise ConfigError(
+                f"reward {self.name!r}: env may be the environment or the column 'env'; write env: {classes}, or a "
+                f"type such as env: str for the column"
+            )
+        elif isinstance(value, str) and not _accepts(hint, str) and any(_accepts(hint, t) for t in (int, float, bool)):
+            raise ConfigError(
+                f"reward {self.name!r}: {self.parameters[name]} receives the text {value!r:.40} of the column {name!r}; "
+                f"convert it in the reward ({name}: str, as cells of a CSV file are), or store numbers, as JSON does"
+            )
+
+    def shadowed_columns(self, task: Task) -> set[str]:
+        """Columns of the task that a reader of the reward may expect in it, and that it does not receive by name."""
+        shadowed = task.columns.keys() & _OFFERED_TYPES.keys()
+        if any(each.kind is each.VAR_KEYWORD for each in self.parameters.values()):
+            return shadowed
+        return {name for name in shadowed & self.parameters.keys() if self.hints[name] in (Any, str)}
 
     def _env_class(self, name: str, task: Task, used: Iterable[type[Environment]]) -> type[Environment] | None:
         """The environment class of a parameter: its type hint, or for an untyped `env` the only one in use."""
@@ -173,6 +216,17 @@ class Reward(plugins.NamedFunction):
         return Score(to_number(returned), None, metrics)
 
 
+def _accepts(hint: Any, offered: type) -> bool:
+    """Whether a parameter of this type hint can receive a value of type `offered`; True where that is not known."""
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_accepts(option, offered) for option in typing.get_args(hint))
+    if origin is typing.Annotated:
+        return _accepts(typing.get_args(hint)[0], offered)
+    expected = origin or hint
+    return not inspect.isclass(expected) or expected is Any or issubclass(offered, expected)
+
+
 @overload
 def reward(function: Callable[..., Any], /) -> Reward: ...
 @overload
@@ -229,11 +283,27 @@ class Scorer:
         if len(set(names)) < len(names):
             raise ConfigError(f"two rewards have the same name among {', '.join(names)}; give one another name=")
         self._used = tuple(dict.fromkeys(environments))
+        self._reported_columns: set[str] = set()
+        """Shadowed columns that were reported."""
 
     def check(self, task: Task) -> None:
-        """Raise ConfigError if a reward has a parameter that this task cannot fill."""
-        for each, _ in self.rewards:
-            each.check(task, self._used)
+        """Raise ConfigError if a reward has a parameter that this task cannot fill.
+
+        The first time that columns are shadowed by what rewards receive under the same names, they are logged.
+        """
+        shadowed: set[str] = set()
+        for reward, _ in self.rewards:
+            reward.check(task, self._used)
+            shadowed |= reward.shadowed_columns(task)
+        if shadowed := shadowed - self._reported_columns:
+            self._reported_columns |= shadowed
+            columns = [f"task.columns[{name!r}]" for name in sorted(shadowed)]
+            _LOG.warning(
+                "rewards do not receive the columns %s by name, since these names mean the chain's own objects; the "
+                "values are %s: in a reward with the parameter `task`, in an environment in `reset(task)`",
+                ", ".join(map(repr, sorted(shadowed))),
+                ", ".join(columns),
+            )
 
     def environments(self, task: Task) -> Iterable[type[Environment]]:
         """The environment classes that the rewards use for a chain of this task."""
