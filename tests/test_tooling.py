@@ -75,7 +75,7 @@ class Louder(Counter):
 
 
 @tool
-async def watch(env: Counter, context: Any) -> str:
+async def watch(env: Counter, context: Context) -> str:
     """Watch the counter."""
     return f"{env.shown} in chain {context.chain_id}, turn {context.turn}, aiming at {context.metadata['target']}"
 
@@ -375,16 +375,42 @@ async def test_environments_and_the_context_are_injected_and_hidden() -> None:
 
 async def test_model_cannot_override_injected_parameters() -> None:
     @tool
-    def open_ended(context: Any, **more: Any) -> str:
+    def open_ended(context: Context, **more: Any) -> str:
         """Take anything."""
         return f"{context.chain_id} {sorted(more)}"
 
     assert (await run(open_ended, context="forged", a=1)).observation == "2/1 ['a']"
 
 
+def test_typed_argument_may_be_named_context() -> None:
+    @tool
+    def summarize(context: str, env: Literal["dev", "prod"], position: Context) -> str:
+        """Summarize."""
+        return f"{context} {env} {position.chain_id}"
+
+    properties = summarize.schema["function"]["parameters"]["properties"]
+    assert {name: spec["type"] for name, spec in properties.items()} == {"context": "string", "env": "string"}
+
+
+async def test_context_is_injected_by_type() -> None:
+    @tool
+    def position(context: str, at: Context, maybe: Context | None = None) -> str:
+        """Say where."""
+        return f"{context} {at.chain_id} {maybe is at}"
+
+    assert (await run(position, context="text")).observation == "text 2/1 True"
+
+
+@pytest.mark.parametrize("parameter", ["context", "env"])
+def test_untyped_parameter_of_an_injected_name_is_refused(parameter: str) -> None:
+    namespace: dict[str, Any] = {"tool": tool}
+    with pytest.raises(ConfigError, match=f"'{parameter}' has no type.*write {parameter}: .* {parameter}: str"):
+        exec(f"@tool\ndef look(a: int, {parameter}): 'Look.'", namespace)
+
+
 async def test_arguments_of_the_caller_are_not_modified() -> None:
     @tool
-    def change(values: list[int], context: Any) -> str:
+    def change(values: list[int], context: Context) -> str:
         """Change what was given."""
         values.append(9)
         return ""

@@ -16,7 +16,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MethodType
-from typing import Any, Self, overload
+from typing import Any, Self, get_args, overload
 
 from agentfly import plugins
 from agentfly.environment import Environment, resolve_env_class, validate_constructor
@@ -35,7 +35,8 @@ TIMEOUT = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Position in the run of a tool or reward call. Injected into a parameter named `context`."""
+    """Position in the run of a tool or reward call. Injected into a tool's parameter of this type, and into a reward's
+    parameter `context`."""
 
     task: Task
     group: int = 0
@@ -107,6 +108,7 @@ class Tool(plugins.NamedFunction):
         if wrong:
             raise ConfigError(f"{function!r} cannot be made a tool: {wrong}")
         super().__init__(function, name, names)
+        self._refuse_ambiguous_parameters()
         self.max_length = max_length
         self.ends_chain = ends_chain
         self.timeout = timeout
@@ -120,6 +122,16 @@ class Tool(plugins.NamedFunction):
         validate(f"tool {self.name!r}: timeout", timeout, PositiveFloat | None, " (None: no limit)")
         validate(f"tool {self.name!r}: retries", retries, NonNegativeInt)
         TOOLS.add(self)
+
+    def _refuse_ambiguous_parameters(self) -> None:
+        """Raise ConfigError for `context` and `env` without a type: injected, or an argument of the model."""
+        parameters = inspect.signature(self.function).parameters
+        for name, injected in (("context", "Context (of agentfly)"), ("env", "the Environment's class")):
+            if name in parameters and type_hints(self.function, self._names)[name] is Any:
+                raise ConfigError(
+                    f"tool {self.name!r}: {name!r} has no type, so it may be injected or an argument of the model; "
+                    f"write {name}: {injected} for the first, or a type such as {name}: str for the second"
+                )
 
     def __set_name__(self, owner: type, name: str) -> None:
         if self.function.__qualname__ == f"{owner.__qualname__}.{self.function.__name__}":  # defined in this class
@@ -158,7 +170,7 @@ class Tool(plugins.NamedFunction):
 
     @functools.cached_property
     def injected_parameters(self) -> dict[str, type[Environment] | None]:
-        """Parameters that are not in the schema: each with its environment class, or None for `context`."""
+        """Parameters that are not in the schema: each with its environment class, or None for a `Context`."""
         if self._class is not None and self.owner is None:
             raise ConfigError(
                 f"tool {self.name!r} is a method of {self._class.__name__}: pass it from an instance, or make "
@@ -170,7 +182,7 @@ class Tool(plugins.NamedFunction):
                 out[name] = self.owner
             elif inspect.isclass(hint) and issubclass(hint, Environment):
                 out[name] = hint
-            elif name == "context":
+            elif Context in (hint, *get_args(hint)):
                 out[name] = None
         return out
 

@@ -640,7 +640,7 @@ def far() -> Any:
 
 
 WORLD = """
-from agentfly import Environment, tool
+from agentfly import Context, Environment, tool
 from agentfly.environment import Pool
 
 import WORLD_HELP
@@ -658,7 +658,7 @@ def helper(x):
 class World(Environment):
     pool = Pool(max_instances=3)
     @tool
-    async def act(self, x: int, context) -> str:
+    async def act(self, x: int, context: "Context") -> str:
         "Act."
         self.last = helper(x)
         return f"{self.last} {type(self).__module__} {context.chain_id} {self.pool.max_instances}"
