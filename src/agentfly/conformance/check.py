@@ -25,8 +25,8 @@ from agentfly.conformance.subject import (
 )
 from agentfly.environment import Environment
 from agentfly.errors import ConfigError, DataError
+from agentfly.rollout.config import parse_tasks
 from agentfly.threads import call
-from agentfly.types import Task
 
 Property = Callable[[Subject], Awaitable[str] | str]
 
@@ -80,7 +80,7 @@ def check_environment(
     Raises:
         ConfigError: A package or setting that the environment needs is missing.
     """
-    given = [Task.of(each, str(number)) for number, each in enumerate(tasks)]
+    given = parse_tasks(tasks) if tasks else []
     limit = env_class.pool.max_instances
     subject = Subject(
         env_class, given, seed, instances=instances if limit is None else min(instances, limit), seconds=seconds

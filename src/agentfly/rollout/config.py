@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Protocol, TypedDict
 
@@ -107,7 +108,13 @@ def parse_tasks(messages: Any) -> list[Task]:
             f"nothing to run in {messages!r:.80} ({type(messages).__name__}); "
             "give a question, messages, or a list of rows"
         )
-    given = list(messages)
+    # An endless generator would fill the memory; what has a length is in memory or ends.
+    given = list(messages if isinstance(messages, Sized) else itertools.islice(messages, MAX_ITERATED_TASKS + 1))
+    if len(given) > MAX_ITERATED_TASKS and not isinstance(messages, Sized):
+        raise ConfigError(
+            f"the tasks are a {type(messages).__name__} that goes on after {MAX_ITERATED_TASKS:,} of them; if it ends, "
+            "pass list(…), else the number of tasks to use: itertools.islice(…, 1000)"
+        )
     if not given:
         raise ConfigError("there is nothing to run: no messages were given")
     if all(isinstance(m, Message) or (isinstance(m, Mapping) and "role" in m and not _ROW & set(m)) for m in given):
@@ -115,6 +122,8 @@ def parse_tasks(messages: Any) -> list[Task]:
     return [Task.of(each, "" if isinstance(each, Mapping) and "id" in each else str(i)) for i, each in enumerate(given)]
 
 
+MAX_ITERATED_TASKS = 100_000
+"""Maximum number of tasks taken from an iterator, whose length is not known."""
 _ROW = {"question", "messages"}
 """Keys of a row that a message does not have."""
 
