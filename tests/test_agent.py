@@ -1,16 +1,21 @@
 """Running an agent: forms of input, options, events, `run_sync`; and settings that are rejected at the start."""
 
 import asyncio
+import json
 from collections import defaultdict
+from collections.abc import Iterator
+from functools import partial
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentfly import Environment, Task, reward, tool
+from agentfly import Environment, Task, evaluate, reward, tool, train
 from agentfly.agents import BaseAgent, HFAgent
 from agentfly.backends.base import Request
 from agentfly.backends.scripted import ScriptedBackend
+from agentfly.demonstrations import demonstrate
 from agentfly.errors import AgentFlyError, ConfigError, DataError
 from agentfly.rollout.config import parse_tasks
 from agentfly.rollout.events import (
@@ -74,6 +79,82 @@ def test_rows_keep_their_own_ids_and_others_are_numbered() -> None:
 def test_invalid_task_is_rejected(given: Any) -> None:
     with pytest.raises(ConfigError):
         parse_tasks(given)
+
+
+def endless_rows() -> Iterator[dict[str, str]]:
+    while True:
+        yield {"question": "Hi", "answer": "1"}
+
+
+def test_endless_tasks_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("agentfly.rollout.config.MAX_ITERATED_TASKS", 1000)
+    agent = byte_agent("1", reward=one)
+    for run in (
+        lambda: agent.run_sync(endless_rows()),
+        lambda: asyncio.run(evaluate(agent, endless_rows())),
+        lambda: asyncio.run(demonstrate(agent_with_expert(), endless_rows())),
+        lambda: train(lambda **model: agent, endless_rows(), run=tmp_path),
+        lambda: train(lambda **model: agent, ["Hi"], eval_tasks=endless_rows(), run=tmp_path),
+    ):
+        with pytest.raises(ConfigError, match=r"a generator that goes on after 1,000 of them.*itertools\.islice"):
+            run()
+    assert len(parse_tasks(["Hi"] * 1001)) == 1001
+    assert len(parse_tasks(row for row in ["Hi"] * 1000)) == 1000
+
+
+async def test_prompt_that_ends_with_a_reply_is_refused() -> None:
+    answered = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
+    agent = byte_agent("1", reward=one)
+    for run in (agent.run, partial(evaluate, agent), partial(demonstrate, agent_with_expert())):
+        with pytest.raises(DataError, match=r"task '1': its messages end with a reply of the assistant"):
+            await run(["Hi", answered])
+
+
+def agent_with_expert() -> BaseAgent:
+    class Expert(Environment):
+        @tool
+        def look(self) -> str:
+            """Look."""
+            return "nothing"
+
+        def expert(self) -> str:
+            return "done"
+
+    return byte_agent("1", tools=[Expert])
+
+
+SCHEMA = {"type": "function", "function": {"name": "search", "parameters": {"type": "object", "properties": {}}}}
+
+
+@pytest.mark.parametrize("column", [[SCHEMA], json.dumps([SCHEMA]), [SCHEMA["function"]]])
+async def test_column_of_tools_that_the_agent_lacks_is_refused(column: Any) -> None:
+    with pytest.raises(ConfigError, match=r"task '0': the column 'tools' lists search, and the agent has no tools\."):
+        await byte_agent("1").run([{"question": "Hi", "tools": column}])
+
+
+async def test_column_of_tools_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    @tool(name="search")
+    def look() -> str:
+        """Look."""
+        return ""
+
+    agent = byte_agent("1", tools=[look])
+    for _ in range(2):
+        await agent.run([{"question": "Hi", "tools": [SCHEMA]}])
+    assert [record.getMessage() for record in caplog.records] == [
+        "the column 'tools' of the tasks has no effect: the model is shown the tools of the agent"
+    ]
+
+
+async def test_other_columns_named_tools_are_data(caplog: pytest.LogCaptureFixture) -> None:
+    def count(tools: list[Any]) -> float:
+        return float(len(tools))
+
+    result = await byte_agent("1", reward=count).run([{"question": "Hi", "tools": [SCHEMA]}])
+    assert result.rewards == [1.0]
+    for value in ("hammer", ["hammer", "saw"], None, 3):
+        await byte_agent("1").run([{"question": "Hi", "tools": value}])
+    assert not caplog.records
 
 
 async def test_empty_dataset_is_rejected_before_the_run() -> None:

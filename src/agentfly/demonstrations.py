@@ -25,6 +25,7 @@ from agentfly.resources import Leases
 from agentfly.rollout.chain import Chain
 from agentfly.rollout.config import parse_settings, parse_tasks
 from agentfly.rollout.history import Transcript
+from agentfly.rollout.scheduler import validate_run
 from agentfly.segment import Author
 from agentfly.templates.template import Template
 from agentfly.trajectory import StopReason, Trajectory, TurnRecord, chain_id
@@ -86,7 +87,9 @@ async def demonstrate(
         finally:
             shared.close()
 
-    running = [asyncio.create_task(chain(group, task)) for group, task in enumerate(parse_tasks(tasks))]
+    parsed = parse_tasks(tasks)
+    validate_run(agent, parsed)
+    running = [asyncio.create_task(chain(group, task)) for group, task in enumerate(parsed)]
     try:
         chains = await asyncio.gather(*running)
     finally:
@@ -167,6 +170,7 @@ def record_conversation(agent: BaseAgent, row: Task, group: int = 0) -> Trajecto
     first = next((at for at, message in enumerate(row.messages) if message.role == "assistant"), 0)
     if not first or row.messages[-1].role != "assistant":
         raise DataError("a demonstration must begin with the question and end with a reply of the assistant")
+    agent.toolbox.check_column(row)
     task = Task(row.messages[:first], row.columns, row.id)
     transcript = Transcript(demonstration_template(agent))
     turns: list[TurnRecord] = []

@@ -115,8 +115,8 @@ class Reward(plugins.NamedFunction):
             )
         elif isinstance(value, str) and not _accepts(hint, str) and any(_accepts(hint, t) for t in (int, float, bool)):
             raise ConfigError(
-                f"reward {self.name!r}: {self.parameters[name]} receives the text {value!r:.40} of the column {name!r}; "
-                f"convert it in the reward ({name}: str, as cells of a CSV file are), or store numbers, as JSON does"
+                f"reward {self.name!r}: {self.parameters[name]} receives the text {value!r:.40} of the column "
+                f"{name!r}; convert it in the reward ({name}: str), or store numbers: cells of a CSV file are text"
             )
 
     def shadowed_columns(self, task: Task) -> set[str]:
@@ -304,6 +304,10 @@ class Scorer:
                 ", ".join(map(repr, sorted(shadowed))),
                 ", ".join(columns),
             )
+
+    def takes(self, name: str) -> bool:
+        """Whether a reward has a parameter of this name."""
+        return any(name in reward.parameters for reward, _ in self.rewards)
 
     def environments(self, task: Task) -> Iterable[type[Environment]]:
         """The environment classes that the rewards use for a chain of this task."""

@@ -11,6 +11,8 @@ import asyncio
 import copy
 import functools
 import inspect
+import json
+import logging
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,6 +31,7 @@ from agentfly.trajectory import CallRecord, CallStatus, chain_id
 from agentfly.types import Content, Image, Task, ToolCall
 from agentfly.validation import NonNegativeInt, PositiveFloat, PositiveInt, validate
 
+_LOG = logging.getLogger(__name__)
 MAX_LENGTH = 8192
 TIMEOUT = 120.0
 
@@ -350,6 +353,7 @@ class Toolbox:
         for env_class in {cls for each in self._tools.values() for cls in each.environments}:
             validate_constructor(env_class)
         self.schemas: tuple[dict[str, Any], ...] = tuple(each.schema for each in self._tools.values())
+        self._reported_column = False
 
     def __iter__(self) -> Iterator[Tool]:
         return iter(self._tools.values())
@@ -365,6 +369,31 @@ class Toolbox:
     def environments(self) -> tuple[type[Environment], ...]:
         """The environment classes that the tools act in."""
         return tuple(dict.fromkeys(env_class for each in self for env_class in each.environments))
+
+    def check_column(self, task: Task) -> None:
+        """Log once that tool schemas in the column `tools` of a task have no effect: the model is shown these tools.
+
+        Raises ConfigError if the column lists a tool that is not here.
+        """
+        column = task.columns.get("tools")
+        if isinstance(column, str):
+            try:
+                column = json.loads(column)
+            except (ValueError, RecursionError):
+                return
+        schemas = [schema for schema in column if isinstance(schema, Mapping)] if isinstance(column, list) else []
+        functions = [schema.get("function", schema) for schema in schemas]
+        listed = [
+            str(function["name"]) for function in functions if isinstance(function, Mapping) and "name" in function
+        ]
+        if missing := [name for name in listed if name not in self._tools]:
+            raise ConfigError(
+                f"the column 'tools' lists {', '.join(missing):.200}, and the agent has {', '.join(self._tools) or 'no tools'}. "
+                "The model is shown the agent's tools: pass these to the agent, or rename the column"
+            )
+        if listed and not self._reported_column:
+            self._reported_column = True
+            _LOG.warning("the column 'tools' of the tasks has no effect: the model is shown the tools of the agent")
 
     def find(self, call: ToolCall) -> Tool | ToolResult:
         """The tool of a call; or, if the call cannot be run, its result: an error that the model is shown."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from agentfly.environment import Environment, Scope, can_branch
-from agentfly.errors import ConfigError
+from agentfly.errors import ConfigError, DataError
 from agentfly.resources import GroupLeases, ResourceManager
 from agentfly.rollout.chain import Chain
 from agentfly.rollout.config import ChainAgent, ChainSettings
@@ -204,13 +204,21 @@ infrequent_gc = _InfrequentGC()
 
 
 def validate_run(agent: ChainAgent, tasks: Sequence[Task]) -> None:
-    """Raise before the first token what would fail in every chain: missing columns, a template error."""
+    """Raise before the first token what would fail or mislead in every chain: missing columns, a prompt that holds the
+    reply, tools that the agent lacks, a template error."""
     for task in tasks:
-        if agent.scorer is not None:
-            try:
+        try:
+            if task.messages and task.messages[-1].role == "assistant":
+                raise DataError(
+                    "its messages end with a reply of the assistant, which would be part of the prompt; leave it out, "
+                    "and store it in a column for the reward (conversations to imitate are for `agentfly sft`)"
+                )
+            if agent.scorer is None or not agent.scorer.takes("tools"):
+                agent.toolbox.check_column(task)
+            if agent.scorer is not None:
                 agent.scorer.check(task)
-            except ConfigError as error:
-                raise ConfigError(f"task {task.id or task.question[:40]!r}: {error}") from None
+        except ConfigError as error:
+            raise type(error)(f"task {task.id or task.question[:40]!r}: {error}") from None
     if tasks and agent.template is not None:
         agent.template.start(agent.initial_messages(tasks[0]))
 
