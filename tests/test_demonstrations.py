@@ -11,6 +11,7 @@ import pytest
 from agentfly import Environment, Task, reward, tool
 from agentfly.agents import HFAgent, ReactAgent
 from agentfly.backends.scripted import ScriptedBackend
+from agentfly.data import read_tasks
 from agentfly.demonstrations import completion_from_reply, demonstrate, read_demonstrations, record_conversation
 from agentfly.environment import Pool
 from agentfly.environments.lookup import Lookup
@@ -259,6 +260,53 @@ def test_conversation_of_a_file_is_rendered_by_the_agents_template(tmp_path: Pat
 def test_unusable_conversation_is_rejected_with_its_position(tmp_path: Path, talk: Any, told: str) -> None:
     with pytest.raises(DataError, match=f"demos.jsonl, row 1: .*{told}"):
         read_demonstrations(byte_agent("unheard", tools=[Lamp]), file_of(tmp_path, TALK, talk))
+
+
+@tool
+def press(times: int, label: str | None = None) -> str:
+    """Press."""
+    return "ok"
+
+
+@tool(name="find")
+def find_text(query: str, options: dict[str, Any] | None = None, **more: Any) -> str:
+    """Find."""
+    return "ok"
+
+
+def test_null_arguments_of_arrow_are_dropped(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+
+    def conversation(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        calls = [{"function": {"name": name, "arguments": arguments}}]
+        return {"messages": [TALK[0], {"role": "assistant", "content": "", "tool_calls": calls}, *TALK[2:4]]}
+
+    path = tmp_path / "demos.parquet"
+    rows = [conversation("press", {"times": 7, "label": "a"}), conversation("find", {"query": "x"})]
+    pytest.importorskip("pyarrow.parquet").write_table(pyarrow.Table.from_pylist(rows), path)
+    (read, _) = read_tasks(path)
+    assert read.messages[1].tool_calls[0].arguments == {"times": 7, "label": "a", "query": None}
+    agent = byte_agent("unheard", tools=[press, find_text])
+    first, second = read_demonstrations(agent, path)
+    assert texts(agent, first)[1][1] == call("press", times=7, label="a") + "<|im_end|>"
+    # `find` takes any further arguments, null too
+    assert texts(agent, second)[1][1] == call("find", times=None, label=None, query="x") + "<|im_end|>"
+    assert first.segments[0].messages[1].tool_calls[0].arguments == {"times": 7, "label": "a"}
+
+
+def test_null_of_a_required_argument_is_refused(tmp_path: Path) -> None:
+    calls = [{"function": {"name": "press", "arguments": {"times": None, "query": None}}}]
+    path = file_of(tmp_path, [TALK[0], {"role": "assistant", "tool_calls": calls}, *TALK[2:]])
+    error = "row 0: without its null arguments, a call is incomplete: the arguments of 'press' .* 'times' is missing"
+    with pytest.raises(DataError, match=error):
+        read_demonstrations(byte_agent("unheard", tools=[press]), path)
+
+
+def test_column_of_tools_that_the_agent_lacks_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "demos.jsonl"
+    path.write_text(json.dumps({"messages": TALK, "tools": [{"function": {"name": "dim"}}]}))
+    with pytest.raises(DataError, match="row 0: the column 'tools' lists dim, and the agent has switch"):
+        read_demonstrations(byte_agent("unheard", tools=[Lamp]), path)
 
 
 # ── every family of templates ──

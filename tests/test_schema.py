@@ -13,6 +13,7 @@ from pydantic import Field
 
 from agentfly import tool
 from agentfly.errors import ConfigError
+from agentfly.schema import drop_nulls
 from agentfly.tooling import Tool
 
 
@@ -413,3 +414,50 @@ def test_half_a_surrogate_pair_is_answered_as_a_wrong_value() -> None:
     answer = press.arguments.check({"times": "\ud800"})
     assert isinstance(answer, str)
     assert "'times'" in answer
+
+
+SERVER_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "path": {"type": "string"},
+        "limit": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+        "depth": {"type": ["integer", "null"]},
+        "mode": {"enum": ["r", None]},
+        "value": {"description": "Anything."},
+        "extra": {"type": "object"},
+        "node": {"$ref": "#/$defs/Node"},
+        "nodes": {"type": "array", "items": {"$ref": "#/$defs/Node"}},
+    },
+    "$defs": {"Node": {"type": "object", "properties": {"name": {"type": "string"}, "next": {"$ref": "#/$defs/Node"}}}},
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kept"),
+    [
+        ({"path": None, "unknown": None}, {}),
+        (dict.fromkeys(("limit", "depth", "mode", "value")), dict.fromkeys(("limit", "depth", "mode", "value"))),
+        ({"extra": {"a": None}, "value": {"b": None}}, {"extra": {"a": None}, "value": {"b": None}}),
+        (
+            {"node": {"name": "a", "next": {"name": None, "next": None, "other": None}}},
+            {"node": {"name": "a", "next": {}}},
+        ),
+        ({"nodes": [{"name": "a", "next": None}, None]}, {"nodes": [{"name": "a"}, None]}),
+        ({"path": "x", "unknown": [None]}, {"path": "x", "unknown": [None]}),
+    ],
+)
+def test_nulls_that_a_schema_does_not_take_are_dropped(arguments: dict[str, Any], kept: dict[str, Any]) -> None:
+    assert drop_nulls(arguments, SERVER_SCHEMA) == kept
+
+
+def test_nulls_of_nested_models_are_dropped() -> None:
+    @tool
+    def draw(line: Line | None, size: Size = Size.SMALL, **style: Any) -> str:
+        """Draw."""
+        return "ok"
+
+    schema = draw.schema["function"]["parameters"]
+    line = {"start": {"x": 1, "y": None}, "end": {"x": 2, "z": None}, "title": None}
+    kept = {"line": {"start": {"x": 1}, "end": {"x": 2}}, "color": None}
+    assert drop_nulls({"line": line, "size": None, "color": None}, schema) == kept
+    assert drop_nulls({"line": None}, schema) == {"line": None}

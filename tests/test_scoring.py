@@ -12,6 +12,7 @@ import pytest
 from agentfly import Environment, Task, reward, tool
 from agentfly.errors import ConfigError, EnvironmentFault, RewardFault
 from agentfly.resources import Leases, ResourceManager
+from agentfly.rewards.composition import Product
 from agentfly.scoring import MAX_PREDICTION, Reward, Scorer
 from agentfly.segment import Author, Segment
 from agentfly.tooling import Context
@@ -213,6 +214,10 @@ def test_shadowed_columns_are_reported_once(caplog: pytest.LogCaptureFixture) ->
     (record,) = caplog.records
     assert "'context', 'trajectory'" in record.getMessage()
     assert "task.columns['context']" in record.getMessage()
+    caplog.clear()
+    scorer = Scorer(Product([score_context, lambda answer: 1.0], "product"))
+    scorer.check(Task.of(row))
+    assert (len(caplog.records), scorer.takes("context"), scorer.takes("tools")) == (1, True, False)
     caplog.clear()
     Scorer(lambda prediction, answer: 1.0).check(Task.of(row))
     assert not caplog.records

@@ -26,6 +26,7 @@ from agentfly.rollout.chain import Chain
 from agentfly.rollout.config import parse_settings, parse_tasks
 from agentfly.rollout.history import Transcript
 from agentfly.rollout.scheduler import validate_run
+from agentfly.schema import drop_nulls
 from agentfly.segment import Author
 from agentfly.templates.template import Template
 from agentfly.trajectory import StopReason, Trajectory, TurnRecord, chain_id
@@ -184,10 +185,24 @@ def record_conversation(agent: BaseAgent, row: Task, group: int = 0) -> Trajecto
             continue
         if len(messages) > 1:
             raise DataError("two replies follow one another; merge them, or add the messages between them")
-        reply = messages[0]
+        reply = _drop_nulls(agent, messages[0])
         transcript.add_completion(completion_from_reply(agent, reply), reply, agent.history_message(reply), len(turns))
         turns.append(TurnRecord(FinishReason.STOP))
     return Trajectory(task, transcript.close(), tuple(turns), StopReason.ANSWER, row.messages[-1].text, group)
+
+
+def _drop_nulls(agent: BaseAgent, reply: Message) -> Message:
+    """The reply without null arguments that the tools do not take. Raises DataError where a tool needs the argument."""
+    tools = {tool.name: tool.arguments for tool in agent.toolbox}
+    calls = []
+    for call in reply.tool_calls:
+        if call.name in tools:
+            arguments = drop_nulls(call.arguments, tools[call.name].schema)
+            if arguments != call.arguments and isinstance(problem := tools[call.name].check(arguments), str):
+                raise DataError(f"without its null arguments, a call is incomplete: {problem.removeprefix('Error: ')}")
+            call = replace(call, arguments=arguments)
+        calls.append(call)
+    return replace(reply, tool_calls=tuple(calls))
 
 
 # ── replies as tokens ──

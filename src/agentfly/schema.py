@@ -166,6 +166,43 @@ def _convert(value: Any, specs: Sequence[Any], schema: Mapping[str, Any]) -> Any
     return value
 
 
+def drop_nulls(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Remove nulls that a JSON Schema does not take, as in the arguments of a dataset.
+
+    Arrow stores the calls of all tools in one type, so every call has a null for each argument of the other tools.
+    """
+    return _drop_nulls(dict(arguments), [schema], schema)  # type: ignore[no-any-return]
+
+
+def _drop_nulls(value: Any, specs: Sequence[Any], schema: Mapping[str, Any]) -> Any:
+    options = _expand(specs, schema)
+    if isinstance(value, list):
+        return [_drop_nulls(item, [spec.get("items") for spec in options], schema) for item in value]
+    if not isinstance(value, dict) or not options:
+        return value
+    kept = {}
+    for key, item in value.items():
+        declared = [spec["properties"][key] for spec in options if key in _read(spec, "properties", dict)]
+        item_specs = declared or [_additional_properties(spec) for spec in options]
+        if item is not None or any(map(_takes_null, _expand(item_specs, schema))):
+            kept[key] = _drop_nulls(item, item_specs, schema)
+    return kept
+
+
+def _additional_properties(spec: Mapping[str, Any]) -> Any:
+    """The specification of properties that are not declared; False if there may be none. A schema that declares some
+    and does not mention others is read as complete."""
+    default = "properties" not in spec and not (spec.keys() & _CONSTRAINTS - {"type"})
+    additional = spec.get("additionalProperties", default)
+    return {} if additional is True else additional
+
+
+def _takes_null(spec: Mapping[str, Any]) -> bool:
+    kinds = spec.get("type")
+    values = [*_read(spec, "enum", list), spec.get("const", ...)]
+    return not spec.keys() & _CONSTRAINTS or "null" in (kinds if isinstance(kinds, list) else [kinds]) or None in values
+
+
 def _expand(specs: Sequence[Any], schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The specifications with those that they combine or refer to, each once: references may form circles."""
     options: list[Mapping[str, Any]] = []
@@ -215,6 +252,8 @@ def _read(spec: Mapping[str, Any], key: str, kind: type[T]) -> T:
     return value if isinstance(value, kind) else kind()
 
 
+_CONSTRAINTS = {"type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref"}
+"""Keywords that limit which values a specification takes."""
 _MAX_OPTIONS = 64
 """Maximum number of combined specifications of one value that are read."""
 _JSON_KINDS = {int: "integer", float: "number", bool: "boolean", list: "array", dict: "object", type(None): "null"}

@@ -119,6 +119,10 @@ class Reward(plugins.NamedFunction):
                 f"{name!r}; convert it in the reward ({name}: str), or store numbers: cells of a CSV file are text"
             )
 
+    def takes(self, name: str) -> bool:
+        """Whether a parameter has this name."""
+        return name in self.parameters
+
     def shadowed_columns(self, task: Task) -> set[str]:
         """Columns of the task that a reader of the reward may expect in it, and that it does not receive by name."""
         shadowed = task.columns.keys() & _OFFERED_TYPES.keys()
@@ -307,7 +311,7 @@ class Scorer:
 
     def takes(self, name: str) -> bool:
         """Whether a reward has a parameter of this name."""
-        return any(name in reward.parameters for reward, _ in self.rewards)
+        return any(reward.takes(name) for reward, _ in self.rewards)
 
     def environments(self, task: Task) -> Iterable[type[Environment]]:
         """The environment classes that the rewards use for a chain of this task."""

@@ -388,8 +388,9 @@ class Toolbox:
         ]
         if missing := [name for name in listed if name not in self._tools]:
             raise ConfigError(
-                f"the column 'tools' lists {', '.join(missing):.200}, and the agent has {', '.join(self._tools) or 'no tools'}. "
-                "The model is shown the agent's tools: pass these to the agent, or rename the column"
+                f"the column 'tools' lists {', '.join(missing):.200}, and the agent has "
+                f"{', '.join(self._tools) or 'no tools'}. The model is shown the agent's tools: pass these to the "
+                "agent, or rename the column"
             )
         if listed and not self._reported_column:
             self._reported_column = True

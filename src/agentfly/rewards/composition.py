@@ -33,6 +33,12 @@ class Product(Reward):
         for part in self.parts:
             part.check(task, used)
 
+    def takes(self, name: str) -> bool:
+        return any(part.takes(name) for part in self.parts)
+
+    def shadowed_columns(self, task: Task) -> set[str]:
+        return set().union(*(part.shadowed_columns(task) for part in self.parts))
+
     def env_parameters(self, task: Task, used: Iterable[type[Environment]]) -> dict[str, type[Environment]]:
         env_classes = (cls for part in self.parts for cls in part.env_parameters(task, used).values())
         return {f"{number}": cls for number, cls in enumerate(dict.fromkeys(env_classes))}
