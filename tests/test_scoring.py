@@ -171,6 +171,39 @@ async def test_columns_with_reserved_names_are_allowed() -> None:
     assert (await score(count, chain(messages))).total == 7
 
 
+def score_like_trl(completions, **kwargs):  # type: ignore[no-untyped-def]
+    return [1.0 for _ in completions]
+
+
+def score_like_trl_with_prompts(prompts, completions, answer):  # type: ignore[no-untyped-def]
+    return [1.0 for _ in completions]
+
+
+def score_like_verl(data_source, solution_str, ground_truth, extra_info=None):  # type: ignore[no-untyped-def]
+    return float(solution_str == ground_truth)
+
+
+@pytest.mark.parametrize(
+    ("function", "library"),
+    [(score_like_trl, "TRL"), (score_like_trl_with_prompts, "TRL"), (score_like_verl, "verl")],
+)
+def test_signature_of_another_library_is_answered_with_ours(function: Callable[..., Any], library: str) -> None:
+    with pytest.raises(ConfigError, match=f"'{function.__name__}' has the signature of {library}.*write prediction"):
+        reward(function)
+    with pytest.raises(ConfigError, match=f"signature of {library}"):
+        Scorer(function)
+
+
+async def test_columns_of_verl_may_be_parameters() -> None:
+    row = {"question": "Q", "ground_truth": "7", "data_source": "gsm8k", "extra_info": {"index": 3}}
+
+    @reward
+    def equal(prediction: str, ground_truth: str, data_source: str, extra_info: dict[str, int]) -> float:
+        return float(prediction == ground_truth and data_source == "gsm8k" and extra_info["index"] == 3)
+
+    assert (await score(equal, chain(row))).total == 1.0
+
+
 def context_as_text(context: str) -> float:
     return float("paragraph" in context)
 

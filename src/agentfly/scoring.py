@@ -44,6 +44,12 @@ _OFFERED_TYPES = {
 }  # fmt: skip
 
 
+_FOREIGN_PARAMETERS = {
+    "completions": "TRL", "completion_ids": "TRL", "prompts": "TRL", "solution_str": "verl", "solution_strs": "verl",
+}  # fmt: skip
+"""Parameters of rewards that no reward here has, and whose they are."""
+
+
 class Abstention(RewardFault):
     """A reward returned None: among several it is left out of the sum."""
 
@@ -70,6 +76,13 @@ class Reward(plugins.NamedFunction):
         for each in self.parameters.values():
             if each.kind is each.POSITIONAL_ONLY:
                 raise ConfigError(f"reward {self.name!r}: {each.name!r} is passed by name; it cannot precede a `/`")
+        if foreign := next((name for name in self.parameters if name in _FOREIGN_PARAMETERS), ""):
+            raise ConfigError(
+                f"reward {self.name!r} has the signature of {_FOREIGN_PARAMETERS[foreign]}, with {foreign!r}. A reward "
+                "here scores one chain, and its parameters are filled by name: write prediction for the final answer "
+                "(solution_str), task for the prompt, trajectory for the whole chain, and the name of any column, such "
+                f"as ground_truth; return one number. A column of this name is task.columns[{foreign!r}]"
+            )
         if timeout is not None and timeout <= 0:
             raise ConfigError(f"reward {self.name!r}: timeout must be above 0, not {timeout}; None means no limit")
         REWARDS.add(self)
