@@ -22,7 +22,7 @@ from agentfly.images import ImageConfig, fetch_image, normalize_image
 from agentfly.models import resolve
 from agentfly.resources import ResourceManager
 from agentfly.rollout import Chain, RunResult, rollout
-from agentfly.rollout.config import RunOptions, parse_settings, parse_tasks
+from agentfly.rollout.config import RunOptions, find_option, parse_settings, parse_tasks
 from agentfly.rollout.events import Event
 from agentfly.rollout.history import append_user_text
 from agentfly.rollout.limits import LoopControl, NextStep, RecoveryRule
@@ -103,8 +103,8 @@ class BaseAgent:
         for name in settings:
             if name in known:
                 continue
-            if name in ("max_turns", "num_chains", *RunOptions.__annotations__):
-                hint = f"it is an option of a run: agent.run(…, {name}=…)"
+            if meant := find_option(name):
+                hint = f"it is an option of a run: agent.run(…, {meant})"
             elif close := _NEAR_MISSES.get(name) or next(iter(difflib.get_close_matches(name, known, 1)), ""):
                 hint = f"write {close}=…"
             else:

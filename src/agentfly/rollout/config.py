@@ -132,8 +132,8 @@ def parse_settings(max_turns: int, options: RunOptions) -> ChainSettings:
     """Validate the options of a run; an unknown option or one without effect is a ConfigError."""
     for name in options:
         if name not in RunOptions.__annotations__:
-            if name in _SAMPLING:
-                raise ConfigError(f"a run has no option {name!r}; write sampling={{{name!r}: …}}")
+            if meant := find_option(name):
+                raise ConfigError(f"a run has no option {name!r}; write {meant}")
             close = difflib.get_close_matches(name, [*RunOptions.__annotations__, "max_turns", "num_chains"], 3)
             raise ConfigError(f"a run has no option {name!r}; close ones: {', '.join(close) or 'none'}")
     sampling = parse_sampling(options.get("sampling"))
@@ -167,6 +167,25 @@ def parse_settings(max_turns: int, options: RunOptions) -> ChainSettings:
     )
 
 
+def find_option(name: str) -> str:
+    """The option of a run, as it is written, for a name of an option, of a sampling field or of another library; empty
+    if there is none."""
+    if name in ("max_turns", "num_chains", *RunOptions.__annotations__):
+        return f"{name}=…"
+    return f"sampling={{{name!r}: …}}" if name in _SAMPLING else _FOREIGN_OPTIONS.get(name, "")
+
+
+_FOREIGN_OPTIONS = {
+    **dict.fromkeys(("generation_config", "generation_kwargs", "sampling_params"), "sampling={…}"),
+    **dict.fromkeys(
+        ("max_new_tokens", "max_completion_length", "max_response_length", "response_length"),
+        "sampling={'max_tokens': …}",
+    ),
+    **dict.fromkeys(("max_prompt_length", "prompt_length", "max_model_len", "max_length"), "context_length=…"),
+    **dict.fromkeys(("n", "num_generations", "num_return_sequences"), "num_chains=…"),
+    "do_sample": "sampling={'temperature': …} (0 is greedy)",
+}
+"""Names of the original AgentFly, transformers, vLLM, TRL and verl → the option of a run."""
 _LIMITS = ("max_chain_tokens", "context_length", "chain_seconds", "max_calls_per_turn")
 _SAMPLING = [field.name for field in fields(Sampling)]
 
