@@ -63,6 +63,12 @@ def test_run_directories_are_numbered_and_printed() -> None:
         (["--resume", "x", "--run", "y"], "a run is resumed as it was started"),
         ([RECIPE, "max_tokens=9"], "there is no field 'max_tokens'; write sampling.max_tokens"),
         (["nowhere.py"], "there is no recipe 'nowhere.py'"),
+        (
+            ["sums"],
+            "there is no recipe 'sums': no file of this path, and no installed recipe of this name (`agentfly "
+            "recipes` lists them). Did you mean sums.py?",
+        ),
+        (["hunt/hunt_recipe"], "Did you mean hunt/hunt_recipe.py?"),
         (["image_qa"], "ImageQA is an environment without a recipe"),
         (["FrozenLake"], "Did you mean frozen_lake?"),
         (["hunt"], "hunt is a folder: give the file of a recipe, such as hunt/hunt_recipe.py"),
@@ -97,6 +103,7 @@ def test_bad_arguments_are_rejected(words: list[object], said: str) -> None:
     Path("run", "config.json").write_text("{}")
     Path("hunt").mkdir()
     Path("hunt", "hunt_recipe.py").touch()
+    Path("sums.py").touch()
     Path("empty").mkdir()
     Path("adapter").mkdir()
     Path("adapter", "adapter_config.json").write_text("{}")

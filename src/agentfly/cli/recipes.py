@@ -63,7 +63,9 @@ def find_recipe(given: str) -> Recipe:
     environments = {each.name.lower(): each.name for each in plugins.list_plugins(plugins.ENVIRONMENTS)}
     plain = given.lower().replace("_", "")
     same = [name for name in names if name.replace("_", "") == plain]
-    if files := sorted(path.glob("*recipe.py")):
+    if (file := Path(f"{given}.py")).is_file():
+        hint = f". Did you mean {file}?"
+    elif files := sorted(path.glob("*recipe.py")):
         hint = f". {given} is a folder: give the file of a recipe, such as {files[0]}"
     elif not same and (environment := environments.get(plain)):
         hint = f". {environment} is an environment without a recipe: write a file with `agent`, `tasks` and `config`"
@@ -77,10 +79,12 @@ def find_recipe(given: str) -> Recipe:
 
 
 def is_recipe(given: str) -> bool:
-    """Whether an argument that is a recipe or a model is a recipe."""
+    """Whether an argument that is a recipe or a model is a recipe, perhaps one whose suffix was left out."""
     if given.endswith(".py"):
         return True
-    return not Path(given).exists() and any(each.name == given for each in plugins.list_plugins(plugins.RECIPES))
+    if Path(given).exists():
+        return False
+    return Path(f"{given}.py").is_file() or any(each.name == given for each in plugins.list_plugins(plugins.RECIPES))
 
 
 @app.callback(invoke_without_command=True)
