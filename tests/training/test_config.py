@@ -54,6 +54,15 @@ def test_every_field_is_documented() -> None:
         ({"max_completion_length": 512}, "write sampling.max_tokens"),
         ({"actor_rollout_ref.rollout.n": 8}, "write num_chains"),
         ({"rollout.n": 8}, "write num_chains"),
+        ({"actor_rollout_ref.actor.optim.lr": 1e-6}, "write optimizer.learning_rate"),
+        ({"actor_rollout_ref.rollout.temperature": 0.7}, "write sampling.temperature"),
+        ({"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 4}, "write micro_batch_tokens"),
+        ({"algorithm.kl_ctrl.kl_coef": 0.1}, "Write kl.coef"),
+        ({"algorithm.adv_estimator": "gae"}, "Write algorithm"),
+        ({"optimizer.lr": 1e-6}, "Write optimizer.learning_rate"),
+        ({"trainer.total_epochs": 3}, "write steps"),
+        ({"trainer.seed": 3}, "write seed"),
+        ({"max_model_len": 3}, "write run_options.context_length"),
         ({"steps": 0}, "steps must be at least 1"),
         ({"steps": 1.5}, "steps=1.5"),
         ({"loss.type": "clipp"}, "loss.type='clipp'"),
@@ -184,6 +193,20 @@ def test_command_line_overrides_fields_and_nested_fields() -> None:
     assert (config.lora_rank, config.loss.clip) == (None, (0.2, 0.28))
     assert config.backend == {"backend": "transformers", "max_rows": 32}
     assert config.run_options == {"max_chain_tokens": 99}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['("console", "wandb")', '("console","wandb")', "['console', 'wandb']", '["console", "wandb"]', "console,wandb"],
+)
+def test_loggers_may_be_written_as_in_python(text: str) -> None:
+    pytest.importorskip("wandb")
+    assert TrainConfig().override(parse_overrides([f"loggers={text}"])).loggers == ("console", "wandb")
+
+
+def test_text_that_is_no_literal_stays_text() -> None:
+    texts = ["(draft) model", "[unclosed", "1_000"]
+    assert [parse_overrides([f"model={text}"])["model"] for text in texts] == texts
 
 
 def test_override_without_a_value_is_rejected() -> None:

@@ -7,6 +7,8 @@ sizes that do not fit together, and fields without effect. Nested fields have do
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import dataclasses
 import difflib
 import json
@@ -202,7 +204,7 @@ class TrainConfig:
         for name, value in changes.items():
             head, dot, inner = name.partition(".")
             if head not in values:
-                raise ConfigError(_unknown_field(name if name in FOREIGN_FIELDS else head))
+                raise ConfigError(_unknown_field(name))
             values[head] = _override_inner(head, values[head], inner, value) if dot else value
         config = TrainConfig(**values)
         for name, missed in (("warmup_steps", "at the full rate"), ("critic_warmup_steps", "to the policy")):
@@ -334,7 +336,8 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
 
 
 def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
-    """Parse `name=value` arguments of the command line: a value is JSON where it can be read as such, else text.
+    """Parse `name=value` arguments of the command line: a value is JSON or a Python literal in brackets where it can be
+    read as such, else text.
 
     none, true and false may be written in any case.
     """
@@ -346,7 +349,11 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
         try:
             out[name.strip()] = json.loads(text)
         except ValueError:
-            out[name.strip()] = {"none": None, "true": True, "false": False}.get(text.strip().lower(), text)
+            value: Any = {"none": None, "true": True, "false": False}.get(text.strip().lower(), text)
+            if text.lstrip().startswith(("(", "[", "{")):  # as in a recipe: ("console", "wandb")
+                with contextlib.suppress(ValueError, SyntaxError):
+                    value = ast.literal_eval(text.strip())
+            out[name.strip()] = value
     return out
 
 
@@ -363,7 +370,7 @@ def validate_overrides(overrides: Mapping[str, Any]) -> None:
     for name, value in overrides.items():
         head, dot, inner = name.partition(".")
         if head not in hints:
-            raise ConfigError(_unknown_field(name if name in FOREIGN_FIELDS else head))
+            raise ConfigError(_unknown_field(name))
         if not dot:
             _parse_field(head, value, hints[head])
         elif head in NESTED:
@@ -416,6 +423,8 @@ def _override_inner(head: str, value: Any, inner: str, new: Any) -> Any:
         owner = type(value).__name__ if head == "algorithm" else head
         has = f"it has {', '.join(known)}" if known else "it has no settings"
         hint = f". Did you mean {close[0]!r}?" if close else ""
+        if meant := FOREIGN_FIELDS.get(inner.rpartition(".")[2]):
+            hint = f". Write {meant}"
         raise ConfigError(f"{owner} has no {inner!r}; {has}{hint}")
     if head in NESTED:
         new = _parse_field(f"{head}.{inner}", new, typing.get_type_hints(NESTED[head])[inner])
@@ -423,11 +432,13 @@ def _override_inner(head: str, value: Any, inner: str, new: Any) -> Any:
 
 
 def _unknown_field(name: str) -> str:
-    if name in NESTED_NAMES:
-        return f"there is no field {name!r}; write {NESTED_NAMES[name]}"
-    if name in FOREIGN_FIELDS:
-        return f"there is no field {name!r}; write {FOREIGN_FIELDS[name]}"
+    """The error of a name, perhaps a dotted one, whose first part is no field."""
     known = [each.name for each in fields(TrainConfig)]
-    close = difflib.get_close_matches(name, [*known, *NESTED_NAMES], 3)
+    head, _, _ = name.partition(".")
+    _, _, last = name.rpartition(".")
+    ours = last if last in known else FOREIGN_FIELDS.get(last) or NESTED_NAMES.get(last)
+    if meant := NESTED_NAMES.get(head) or ours:
+        return f"there is no field {name!r}; write {meant}"
+    close = difflib.get_close_matches(head, [*known, *NESTED_NAMES], 3)
     close = list(dict.fromkeys(NESTED_NAMES.get(each, each) for each in close))
-    return f"there is no field {name!r}; {'close ones' if close else 'there are'}: {', '.join(close or known)}"
+    return f"there is no field {head!r}; {'close ones' if close else 'there are'}: {', '.join(close or known)}"

@@ -159,27 +159,36 @@ NESTED_NAMES = {
 """Flat names that users try → the fields they mean, for error messages."""
 
 FOREIGN_FIELDS = {
-    "lr": "optimizer.learning_rate", "actor.optim.lr": "optimizer.learning_rate", "beta": "kl.coef",
-    "kl_coef": "kl.coef", "kl_loss_coef": "kl.coef", "init_kl_coef": "kl.coef", "kl_penalty": "kl.estimator",
-    "use_kl_loss": "kl.coef (above 0) and kl.placement=loss", "batch_size": "tasks_per_step (tasks) and num_chains",
+    "lr": "optimizer.learning_rate", "beta": "kl.coef", "kl_coef": "kl.coef", "kl_loss_coef": "kl.coef",
+    "init_kl_coef": "kl.coef", "kl_penalty": "kl.estimator", "kl_loss_type": "kl.estimator",
+    "use_kl_loss": "kl.coef (above 0) and kl.placement=loss",
+    "use_kl_in_reward": "kl.coef (above 0) and kl.placement=reward",
+    "batch_size": "tasks_per_step (tasks) and num_chains", "train_batch_size": "tasks_per_step",
     "per_device_train_batch_size": "tasks_per_step, and micro_batch_tokens for memory",
-    "train_batch_size": "tasks_per_step", "data.train_batch_size": "tasks_per_step",
     "gradient_accumulation_steps": "micro_batch_tokens", "ppo_mini_batch_size": "mini_batches",
-    "ppo_micro_batch_size": "micro_batch_tokens", "ppo_epochs": "epochs", "num_iterations": "epochs",
-    "num_generations": "num_chains", "group_size": "num_chains", "n": "num_chains", "rollout.n": "num_chains",
-    "actor_rollout_ref.rollout.n": "num_chains", "max_completion_length": "sampling.max_tokens",
-    "max_new_tokens": "sampling.max_tokens", "max_response_length": "sampling.max_tokens",
-    "data.max_response_length": "sampling.max_tokens", "max_prompt_length": "run_options.context_length",
-    "data.max_prompt_length": "run_options.context_length", "epsilon": "loss.clip", "clip_ratio": "loss.clip",
-    "entropy_coeff": "loss.entropy_coef", "loss_type": "loss.type and loss.aggregation",
-    "loss_agg_mode": "loss.aggregation", "adv_estimator": "algorithm", "algorithm.adv_estimator": "algorithm",
+    "ppo_micro_batch_size": "micro_batch_tokens", "ppo_micro_batch_size_per_gpu": "micro_batch_tokens",
+    "ppo_max_token_len_per_gpu": "micro_batch_tokens", "ppo_epochs": "epochs", "num_iterations": "epochs",
+    "total_epochs": "steps (of tasks_per_step tasks)", "num_train_epochs": "steps (of tasks_per_step tasks)",
+    "num_generations": "num_chains", "group_size": "num_chains", "n": "num_chains",
+    "max_completion_length": "sampling.max_tokens", "max_new_tokens": "sampling.max_tokens",
+    "max_response_length": "sampling.max_tokens", "response_length": "sampling.max_tokens",
+    "max_prompt_length": "run_options.context_length", "prompt_length": "run_options.context_length",
+    "max_model_len": "run_options.context_length", "epsilon": "loss.clip", "epsilon_high": "loss.clip",
+    "clip_ratio": "loss.clip", "clip_ratio_low": "loss.clip", "clip_ratio_high": "loss.clip",
+    "clip_ratio_c": "loss.clip", "delta": "loss.clip", "entropy_coeff": "loss.entropy_coef",
+    "loss_type": "loss.type and loss.aggregation", "loss_agg_mode": "loss.aggregation", "adv_estimator": "algorithm",
     "max_steps": "steps", "total_training_steps": "steps", "save_steps": "checkpoint.every",
-    "save_freq": "checkpoint.every", "eval_steps": "evaluation.every", "test_freq": "evaluation.every",
-    "lr_scheduler_type": "optimizer.schedule", "grad_clip": "optimizer.max_grad_norm", "report_to": "loggers",
-    "logger": "loggers", "bf16": "precision=bfloat16", "use_vllm": "backend=vllm", "lora_r": "lora_rank",
-    "generation_config": "sampling",
+    "save_freq": "checkpoint.every", "save_total_limit": "checkpoint.keep", "eval_steps": "evaluation.every",
+    "test_freq": "evaluation.every", "lr_scheduler_type": "optimizer.schedule",
+    "lr_warmup_steps": "optimizer.warmup_steps", "warmup_ratio": "optimizer.warmup_steps",
+    "grad_clip": "optimizer.max_grad_norm", "report_to": "loggers", "logger": "loggers", "bf16": "precision=bfloat16",
+    "use_vllm": "backend=vllm", "model_name_or_path": "model", "lora_r": "lora_rank", "generation_config": "sampling",
+    "n_gpus_per_node": "gpus", "nnodes": "nodes, with --on verl", "train_files": "tasks in the recipe",
+    "val_files": "eval_tasks in the recipe", "output_dir": "--run FOLDER", "default_local_dir": "--run FOLDER",
+    "experiment_name": "--run FOLDER", "run_name": "--run FOLDER",
 }  # fmt: skip
-"""Fields of TRL and verl → ours, for error messages."""
+"""Fields of TRL and verl, without verl's groups (`actor_rollout_ref.rollout.`) → ours, for error messages."""
+
 MAX_LEARNING_RATE = 1.0
 """Above this, AdamW moves every weight by more than 1 per step, which destroys any model."""
 LEARNING_RATE_TOO_HIGH = (
