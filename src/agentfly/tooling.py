@@ -286,12 +286,16 @@ class Tool(plugins.NamedFunction):
         """Keep head and tail of an observation: `limit` characters in all, by default the tool's `max_length`."""
         if not text.isascii():  # a lone surrogate, as in some file names, cannot be tokenized
             text = text.encode("utf-8", "replace").decode()
-        limit = limit or self.max_length
-        if len(text) <= limit:
-            return text
-        note = f"… (cut: {len(text) - limit} of {len(text)} characters left out) …"
-        tail = limit // 2
-        return f"{text[: limit - tail]}\n{note}\n{text[len(text) - tail :]}"
+        return cut_middle(text, limit or self.max_length)
+
+
+def cut_middle(text: str, limit: int) -> str:
+    """Keep head and tail of a text, `limit` characters in all, with a note between them that says how much was cut."""
+    if len(text) <= limit:
+        return text
+    note = f"… (cut: {len(text) - limit} of {len(text)} characters left out) …"
+    tail = limit // 2
+    return f"{text[: limit - tail]}\n{note}\n{text[len(text) - tail :]}"
 
 
 def _to_observation(value: Any) -> str:

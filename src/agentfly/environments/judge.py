@@ -26,6 +26,7 @@ from agentfly.environments.model_server import ModelServer
 from agentfly.errors import ConfigError, DataError
 from agentfly.scoring import Reward, reward
 from agentfly.threads import call
+from agentfly.tooling import cut_middle
 from agentfly.types import Task
 
 M = TypeVar("M", bound=pydantic.BaseModel)
@@ -50,6 +51,9 @@ class Judge(ModelServer):
     """None: the value of AGENTFLY_JUDGE_MODEL, or if it is not set, the only model that the server serves."""
     cache_file: ClassVar[Path | None] = None
     """SQLite file for judgments. None: the value of AGENTFLY_JUDGE_CACHE, or if it is not set, no file."""
+    max_characters: ClassVar[int] = 16_384
+    """Characters of the task, the reference and the response each that the model is sent, from head and tail. A request
+    that exceeds the server's context is refused, and the chain would have no reward."""
 
     async def start(self) -> None:
         self._judgments: dict[str, asyncio.Task[str]] = {}
@@ -125,9 +129,16 @@ class Ruling(pydantic.BaseModel):
     correct: bool
 
 
-def build_messages(rubric: str, form: str, **material: str) -> list[dict[str, str]]:
-    """Build the messages for a judge. The marks are a hash of the material, so the material cannot contain them."""
-    material = {name: text.encode("utf-8", "replace").decode() for name, text in material.items()}
+def build_messages(
+    rubric: str, form: str, *, max_characters: int = Judge.max_characters, **material: str
+) -> list[dict[str, str]]:
+    """Build the messages for a judge. The marks are a hash of the material, so the material cannot contain them.
+
+    max_characters: of each text of the material; of a longer one, head and tail are sent.
+    """
+    material = {
+        name: cut_middle(text.encode("utf-8", "replace").decode(), max_characters) for name, text in material.items()
+    }
     mark = hashlib.sha256("\0".join(material.values()).encode()).hexdigest()[:16]
     parts = [f"[{mark} {name}]\n{text}\n[/{mark} {name}]" for name, text in material.items()]
     return [
@@ -147,8 +158,10 @@ def llm_judge(rubric: str = RUBRIC, *, judge: type[Judge] = Judge, name: str = "
             return {"reward": 0.0, "reason": "there is no response"}
         reference = {} if answer is None else {"reference": str(answer)}
         form = '{"reason": "…", "points": 0 to 10}'
-        messages = build_messages(rubric, form, task=task.question, **reference, response=prediction)
-        marks = await cast(Judge, judge).evaluate(messages, Marks)
+        model = cast(Judge, judge)
+        material = {"task": task.question, **reference, "response": prediction}
+        messages = build_messages(rubric, form, max_characters=model.max_characters, **material)
+        marks = await model.evaluate(messages, Marks)
         return {"reward": marks.points / 10, "reason": marks.reason}
 
     return score
@@ -167,6 +180,7 @@ async def llm_as_judge_math_reward(prediction: str, task: Task, judge: Judge, an
         return {"reward": 0.0, "reason": "there is no response"}
     rubric = "Is its final result mathematically equal to the reference? How it was found does not count."
     form = '{"reason": "…", "correct": true or false}'
-    messages = build_messages(rubric, form, task=task.question, reference=str(answer), response=prediction)
+    material = {"task": task.question, "reference": str(answer), "response": prediction}
+    messages = build_messages(rubric, form, max_characters=judge.max_characters, **material)
     ruling = await judge.evaluate(messages, Ruling)
     return {"reward": float(ruling.correct), "reason": ruling.reason}

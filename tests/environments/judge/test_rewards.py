@@ -75,6 +75,28 @@ def test_custom_rubric_behind_a_gate(server: OpenAIServer) -> None:
     assert "Is it polite?" in body["messages"][0]["content"]
 
 
+def test_head_and_tail_of_a_long_answer_are_sent(server: OpenAIServer) -> None:
+    class SmallJudge(Judge):
+        max_characters = 1000
+
+    async def refuse_long_prompts(request: Request) -> Response:
+        body = json.loads(await request.body())
+        if sum(len(message["content"]) for message in body["messages"]) > limit:
+            return JSONResponse({"error": {"message": "maximum context length exceeded"}}, status_code=400)
+        return JSONResponse(chat({"content": points(7)}))
+
+    server.answers("/chat/completions", refuse_long_prompts)
+    answer = "First. " + "so " * 30_000 + "Last: Paris."
+    limit = 50_000
+    assert run(said=answer).rewards == [0.7]
+    limit = 4000
+    assert run(llm_judge(judge=SmallJudge), said=answer, row={**ROW, "answer": "Paris " * 1000}).rewards == [0.7]
+    text = server.bodies("/chat/completions")[-1]["messages"][1]["content"]
+    assert "First." in text
+    assert "Last: Paris." in text
+    assert f"(cut: {len(answer) - 1000} of {len(answer)} characters left out)" in text
+
+
 # ── what is asked once ──
 
 
