@@ -15,7 +15,7 @@ from agentfly.agents import HFAgent  # noqa: E402
 from agentfly.algorithms.base import SegmentArrays  # noqa: E402
 from agentfly.algorithms.loss import Loss  # noqa: E402
 from agentfly.backends.scripted import ScriptedBackend  # noqa: E402
-from agentfly.demonstrations import demonstrate  # noqa: E402
+from agentfly.demonstrations import demonstrate, record_conversation  # noqa: E402
 from agentfly.environments.lookup import Lookup  # noqa: E402
 from agentfly.errors import ConfigError, DataError  # noqa: E402
 from agentfly.evaluation import evaluate  # noqa: E402
@@ -23,6 +23,7 @@ from agentfly.models.lookup import draw  # noqa: E402
 from agentfly.sft import SftStep, demonstration_segments, measure_fit, train_sft  # noqa: E402
 from agentfly.training.local_learner import LocalLearner  # noqa: E402
 from agentfly.trajectory import Trajectory  # noqa: E402
+from agentfly.types import Message, Task  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -146,10 +147,24 @@ async def test_unusable_demonstrations_are_rejected(small_model: Path) -> None:
         train_sft(learner_of(small_model), [], steps=1)
     with pytest.raises(ConfigError, match="steps must be at least 1"):
         train_sft(learner_of(small_model), chains, steps=0)
-    learner = learner_of(small_model)
-    learner.model.config.max_position_embeddings = 20
-    with pytest.raises(DataError, match=r"a demonstration has \d+ tokens, and the model has 20 positions"):
-        train_sft(learner, chains, steps=1)
     assert all(
         isinstance(piece, SegmentArrays) for piece in demonstration_segments(learner_of(small_model).model, chains)
     )
+
+
+def test_overlong_demonstrations_are_left_out_and_named(small_model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    agent = HFAgent(str(small_model), backend=ScriptedBackend("unheard"))
+    chains = [
+        record_conversation(agent, Task.of([Message("user", "red " * words), Message("assistant", "blue")]), row)
+        for row, words in enumerate([2, 200, 1, 100])
+    ]
+    lengths = [len(chain.segments[0].tokens) for chain in chains]
+    learner = learner_of(small_model)
+    learner.model.config.max_position_embeddings = 100
+    train_sft(learner, chains, steps=1, validation=[chains[0]])
+    assert [record.getMessage() for record in caplog.records] == [
+        "2 of 4 demonstrations are longer than the 100 positions of the model and are left out: "
+        f"rows (tokens) 1 ({lengths[1]}), 3 ({lengths[3]})"
+    ]
+    with pytest.raises(DataError, match=rf"1 of 1 demonstrations .* rows \(tokens\) 3 \({lengths[3]}\); shorten"):
+        train_sft(learner, chains[3:], steps=1)

@@ -6,6 +6,7 @@ the negative log-likelihood, averaged over tokens.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from random import Random
@@ -24,6 +25,9 @@ from agentfly.training.local_learner import LocalLearner
 from agentfly.training.model import Backbone
 from agentfly.trajectory import Trajectory
 
+_LOG = logging.getLogger(__name__)
+_MAX_NAMED = 20
+"""Demonstrations that are named in one message."""
 _FIT_TOKENS = 512
 """Tokens whose logits are in memory at once in `measure_fit`; a longer demonstration is measured alone."""
 
@@ -115,20 +119,38 @@ def train_sft(
 
 
 def demonstration_segments(model: Any, demonstrations: Sequence[Trajectory]) -> list[SegmentArrays]:
-    """The segments of the demonstrations that contain replies. Raises DataError where one is too long for the model."""
+    """The segments with replies, of the demonstrations that fit the model. Raises DataError where there are none."""
     segments = [
         SegmentArrays.from_segment(segment)
-        for chain in demonstrations
+        for chain in select_fitting(model, demonstrations)
         for segment in chain.segments
         if segment.num_sampled_tokens
     ]
     if not segments:
         raise DataError("there is nothing to imitate: no demonstration contains a reply")
-    limit = max_positions(model.config.get_text_config())
-    longest = max(len(segment.tokens) for segment in segments)
-    if longest > limit:
-        raise DataError(f"a demonstration has {longest} tokens, and the model has {limit} positions; shorten it")
     return segments
+
+
+def select_fitting(model: Any, demonstrations: Sequence[Trajectory]) -> list[Trajectory]:
+    """The demonstrations that fit the positions of the model; the others are counted and named in the log.
+
+    Raises DataError where all are too long.
+    """
+    limit = max_positions(model.config.get_text_config())
+    lengths = [max((len(segment.tokens) for segment in chain.segments), default=0) for chain in demonstrations]
+    fitting = [chain for chain, length in zip(demonstrations, lengths, strict=True) if length <= limit]
+    too_long = [
+        f"{chain.task.id or chain.group} ({length})"
+        for chain, length in zip(demonstrations, lengths, strict=True)
+        if length > limit
+    ]
+    if too_long:
+        names = ", ".join(too_long[:_MAX_NAMED]) + (", …" if len(too_long) > _MAX_NAMED else "")
+        problem = f"{len(too_long)} of {len(lengths)} demonstrations are longer than the {limit} positions of the model"
+        if not fitting:
+            raise DataError(f"{problem}: rows (tokens) {names}; shorten them, or take a model with more positions")
+        _LOG.warning("%s and are left out: rows (tokens) %s", problem, names)
+    return fitting
 
 
 @torch.no_grad()

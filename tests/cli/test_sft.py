@@ -136,7 +136,7 @@ def test_interrupted_sft_names_the_last_model_that_was_written(recipe: Path, tmp
     assert files[2].read_text() == ""
 
 
-def test_sft_on_file(recipe: Path, tmp_path: Path) -> None:
+def test_sft_on_file(recipe: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     row, demos = draw(random.Random(1)), tmp_path / "demos.jsonl"
     call = {"id": "a", "function": {"name": "lookup", "arguments": {"who": row["who"], "what": row["relation"]}}}
     talk = [
@@ -145,9 +145,11 @@ def test_sft_on_file(recipe: Path, tmp_path: Path) -> None:
         {"role": "tool", "tool_call_id": "a", "name": "lookup", "content": "Fotem"},
         {"role": "assistant", "content": "red"},
     ]
-    demos.write_text(json.dumps({"messages": talk}) + "\n")
+    overlong = [{"role": "user", "content": "red " * 1000}, *talk[1:]]
+    demos.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in (talk, overlong)))
     shown = invoke(recipe, "--demos", demos, "--steps", 2, "--out", tmp_path / "learned")
     assert "1 demonstrations to imitate, 0 held out" in shown.stdout
+    assert "1 of 2 demonstrations are longer than the 512 positions of the model and are left out" in caplog.text
     assert (tmp_path / "learned" / "model.safetensors").exists()
 
 

@@ -125,7 +125,7 @@ def new_model(recipe: Recipe, data: Path | None, config: SftConfig) -> Iterator[
 
 def run_sft(run: AgentRun, config: SftConfig, console: Console | None = None) -> SftStep:
     """Collect demonstrations, train on them and write the model; return the last step."""
-    from agentfly.sft import build_sft_learner, demonstration_segments, measure_fit, train_sft
+    from agentfly.sft import build_sft_learner, demonstration_segments, measure_fit, select_fitting, train_sft
 
     console = console or Console()
     report = partial(print_text, console)
@@ -138,10 +138,6 @@ def run_sft(run: AgentRun, config: SftConfig, console: Console | None = None) ->
     except OSError as error:
         raise ConfigError(f"--out {config.out} cannot be written: {error}") from error
     chains = asyncio.run(_collect_demonstrations(run, config, report))
-    chains = Random(config.seed).sample(chains, len(chains))
-    held_out = min(round(config.validation_fraction * len(chains)), len(chains) - 1)
-    training, validation = chains[held_out:], chains[:held_out]
-    report(f"{len(training)} demonstrations to imitate, {len(validation)} held out")
     learner = build_sft_learner(
         run.agent.model_name_or_path,
         steps=config.steps,
@@ -149,6 +145,11 @@ def run_sft(run: AgentRun, config: SftConfig, console: Console | None = None) ->
         train_tower=config.train_tower,
         seed=config.seed,
     )
+    chains = select_fitting(learner.model, chains)
+    chains = Random(config.seed).sample(chains, len(chains))
+    held_out = min(round(config.validation_fraction * len(chains)), len(chains) - 1)
+    training, validation = chains[held_out:], chains[:held_out]
+    report(f"{len(training)} demonstrations to imitate, {len(validation)} held out")
     if validation:
         before = measure_fit(learner.model, demonstration_segments(learner.model, validation))
         report(f"held out, before: loss {before.loss:.3f}, accuracy {before.accuracy:.1%}")
