@@ -79,12 +79,10 @@ def find_recipe(given: str) -> Recipe:
 
 
 def is_recipe(given: str) -> bool:
-    """Whether an argument that is a recipe or a model is a recipe, perhaps one whose suffix was left out."""
+    """Whether an argument that is a recipe or a model is a recipe."""
     if given.endswith(".py"):
         return True
-    if Path(given).exists():
-        return False
-    return Path(f"{given}.py").is_file() or any(each.name == given for each in plugins.list_plugins(plugins.RECIPES))
+    return not Path(given).exists() and any(each.name == given for each in plugins.list_plugins(plugins.RECIPES))
 
 
 @app.callback(invoke_without_command=True)
