@@ -457,6 +457,20 @@ async def test_message_with_calls_needs_no_content_and_developer_is_system() -> 
 
 
 @pytest.mark.parametrize(
+    ("option", "meant"),
+    [
+        ("generation_config", "sampling={…}"),
+        ("top_p", "sampling={'top_p': …}"),
+        ("max_new_tokens", "sampling={'max_tokens': …}"),
+        ("max_prompt_length", "context_length=…"),
+    ],
+)
+async def test_option_of_another_library_is_answered_with_ours(option: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=f"a run has no option '{option}'; write {meant}"):
+        await byte_agent("1").run("Hi", **{option: {}})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
     ("argument", "said"),
     [
         ("model", "HFAgent takes no 'model'; write model_name_or_path="),
@@ -477,20 +491,6 @@ def test_unknown_argument_is_answered_with_the_right_name(argument: str, said: s
     arguments: dict[str, Any] = {argument: "x"}
     with pytest.raises(ConfigError, match=said):
         HFAgent(**arguments)
-
-
-@pytest.mark.parametrize(
-    ("option", "meant"),
-    [
-        ("generation_config", "sampling={…}"),
-        ("top_p", "sampling={'top_p': …}"),
-        ("max_new_tokens", "sampling={'max_tokens': …}"),
-        ("max_prompt_length", "context_length=…"),
-    ],
-)
-async def test_option_of_another_library_is_answered_with_ours(option: str, meant: str) -> None:
-    with pytest.raises(ConfigError, match=f"a run has no option '{option}'; write {meant}"):
-        await byte_agent("1").run("Hi", **{option: {}})  # type: ignore[arg-type]
 
 
 def generate_original(self: Any, messages_list: Any, **options: Any) -> None: ...

@@ -50,6 +50,17 @@ _FOREIGN_PARAMETERS = {
 """Parameters of rewards that no reward here has, and whose they are."""
 
 
+def _accepts(hint: Any, offered: type) -> bool:
+    """Whether a parameter of this type hint can receive a value of type `offered`; True where that is not known."""
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_accepts(option, offered) for option in typing.get_args(hint))
+    if origin is typing.Annotated:
+        return _accepts(typing.get_args(hint)[0], offered)
+    expected = origin or hint
+    return not inspect.isclass(expected) or expected is Any or issubclass(offered, expected)
+
+
 class Abstention(RewardFault):
     """A reward returned None: among several it is left out of the sum."""
 
@@ -231,17 +242,6 @@ class Reward(plugins.NamedFunction):
                 raise RewardFault(f"reward {self.name!r} returned {len(per_turn)} numbers for a chain of {turns} turns")
             return Score(sum(per_turn), per_turn, metrics)
         return Score(to_number(returned), None, metrics)
-
-
-def _accepts(hint: Any, offered: type) -> bool:
-    """Whether a parameter of this type hint can receive a value of type `offered`; True where that is not known."""
-    origin = typing.get_origin(hint)
-    if origin in (typing.Union, types.UnionType):
-        return any(_accepts(option, offered) for option in typing.get_args(hint))
-    if origin is typing.Annotated:
-        return _accepts(typing.get_args(hint)[0], offered)
-    expected = origin or hint
-    return not inspect.isclass(expected) or expected is Any or issubclass(offered, expected)
 
 
 @overload
