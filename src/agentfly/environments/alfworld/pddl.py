@@ -35,7 +35,7 @@ def read_problem(text: str, task: str) -> ALFWorldGame:
     by_predicate: dict[str, list[list[str]]] = defaultdict(list)
     for predicate, arguments in _ATOM.findall(facts):
         by_predicate[predicate.lower()].append(arguments.lower().split())
-    types = {argument.lower(): argument.removesuffix("Type") for argument in set(re.findall(r"\w+Type\b", text))}
+    types = {argument.lower(): argument.removesuffix("Type") for argument in set(re.findall(r"\b\w+Type\b", text))}
     try:
         return _build_game(by_predicate, types, _read_goal(goal), task=task)
     except (KeyError, IndexError, ValueError) as error:

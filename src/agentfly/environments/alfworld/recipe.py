@@ -7,14 +7,19 @@ r"""A household in text: find an object, clean, heat or cool it, and put it wher
     agentfly train alfworld model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
 
 All six kinds of tasks in all rooms. The commands need a GPU. The games are generated, so nothing is
-downloaded; evaluation games are of a split of their own. With the official games in AGENTFLY_DATA, `agentfly eval` on a
-file of `official_tasks("validation")` gives figures comparable with the literature.
+downloaded; evaluation games are of a split of their own.
+
+With AGENTFLY_DATA set, the games are the official ones: training on `train` in random order, evaluation during training
+on 100 games of `valid_train`, at most 50 turns. `valid_seen` and `valid_unseen` are left for reports:
+docs/alfworld.md has the commands.
 """
 
+import os
+import random
 from typing import Any
 
 from agentfly.agents import HFAgent
-from agentfly.environments.alfworld import ALFWorld
+from agentfly.environments.alfworld import ALFWorld, official_tasks
 from agentfly.environments.recipe_config import pretrained_model_config
 from agentfly.rewards import alfworld_won
 
@@ -23,10 +28,15 @@ def agent(**model: Any) -> HFAgent:
     return HFAgent(**model, tools=[ALFWorld.alfworld_step], reward=alfworld_won)
 
 
-tasks = ALFWorld.draw_tasks("train", 2700)
-eval_tasks = ALFWorld.draw_tasks("validation", 240)
+if official := bool(os.environ.get("AGENTFLY_DATA")):
+    # The files are sorted by kind of task: the first thousand games would be of two kinds.
+    tasks = random.Random(0).sample(official_tasks("train"), 3553)
+    eval_tasks = random.Random(0).sample(official_tasks("valid_train"), 100)
+else:
+    tasks = ALFWorld.draw_tasks("train", 2700)
+    eval_tasks = ALFWorld.draw_tasks("validation", 240)
 config = pretrained_model_config(
-    max_turns=20,
+    max_turns=50 if official else 20,
     max_tokens=48,
     algorithm="gigpo",
     learning_rate=2e-5,
