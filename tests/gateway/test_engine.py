@@ -28,8 +28,8 @@ QUESTION: Any = {"role": "user", "content": "What is the color of the friend of 
 
 
 @pytest.fixture
-async def gateway() -> AsyncIterator[Gateway]:
-    agent = HFAgent("tiny")
+async def gateway(small_model: Path) -> AsyncIterator[Gateway]:
+    agent = HFAgent(str(small_model))
     async with Gateway(agent.backend, agent.load_template, model="tiny", api_key="", record=False) as gateway:
         yield gateway
     await agent.close()
@@ -99,8 +99,8 @@ async def test_extreme_values_do_not_end_the_engine(gateway: Gateway, field: str
         await gateway.backend.generate(request)
 
 
-async def test_a_recorded_chain_has_the_engines_log_probabilities(openai: Any) -> None:
-    agent = HFAgent("tiny")
+async def test_a_recorded_chain_has_the_engines_log_probabilities(small_model: Path, openai: Any) -> None:
+    agent = HFAgent(str(small_model))
     async with Gateway(agent.backend, agent.load_template, model="tiny") as gateway:
         key, session = await gateway.open_session(SETTINGS)
         async with openai.AsyncOpenAI(base_url=gateway.base_url, api_key=key, max_retries=0, timeout=300) as client:
@@ -134,22 +134,22 @@ def serve_command(tmp_path: Path, *arguments: str) -> Iterator[str]:
         assert process.exitcode == 0, files[2].read_text()
 
 
-def test_serve_runs_until_it_is_interrupted(tmp_path: Path) -> None:
-    with serve_command(tmp_path, "serve", "tiny") as url, httpx.Client(base_url=url, timeout=120) as client:
-        assert client.get("/models").json()["data"][0]["id"] == "tiny"
+def test_serve_runs_until_it_is_interrupted(tmp_path: Path, small_model: Path) -> None:
+    with serve_command(tmp_path, "serve", str(small_model)) as url, httpx.Client(base_url=url, timeout=120) as client:
+        assert client.get("/models").json()["data"][0]["id"] == str(small_model)
         assert client.post("/chat/completions", json={"messages": [QUESTION], "max_tokens": 4}).is_success
 
 
-def test_serve_needs_a_key_for_other_machines(tmp_path: Path) -> None:
-    done = run_command("serve", "tiny", "--host", "0.0.0.0")
+def test_serve_needs_a_key_for_other_machines(small_model: Path) -> None:
+    done = run_command("serve", str(small_model), "--host", "0.0.0.0")
     assert (done.returncode != 0, "give an api_key" in done.stderr) == (True, True)
 
 
 @pytest.mark.slow_smoke
 @pytest.mark.gateway_full
 @pytest.mark.timeout(600)
-async def test_serve_holds_under_two_hundred_streaming_clients(tmp_path: Path, openai: Any) -> None:
-    with serve_command(tmp_path, "serve", "tiny") as url:
+async def test_serve_holds_under_two_hundred_streaming_clients(tmp_path: Path, small_model: Path, openai: Any) -> None:
+    with serve_command(tmp_path, "serve", str(small_model)) as url:
         await check_streaming_clients(openai, url, 200)
 
 
