@@ -205,43 +205,46 @@ class Reward(plugins.NamedFunction):
         try:
             scoring = leases.act(tuple(set(parameters.values())), run) if parameters else run({})
             returned = await run_within(limit, LoopTimer(scoring, f"reward {self.name!r}"))
-            return self._to_score(returned, len(trajectory.turns))
+            return to_score(returned, len(trajectory.turns), f"reward {self.name!r}")
         except (EnvironmentFault, RewardFault):
             raise
         except Exception as error:
             wrong = f"took longer than {self.timeout:g} s" if limit.expired() else f"failed: {describe(error)}"
             raise RewardFault(f"reward {self.name!r} {wrong}") from error
 
-    def _to_score(self, returned: Any, turns: int) -> Score:
-        def to_number(value: Any) -> float:
-            try:
-                number = math.nan if isinstance(value, str | bytes | bytearray) else float(value)
-            except Exception:
-                number = math.nan
-            if not math.isfinite(number):
-                raise RewardFault(
-                    f"reward {self.name!r} returned {value!r:.80}; it may return a finite number, a list with one "
-                    "number per turn, or a dict with 'reward' and metrics"
-                )
-            return number
 
-        metrics: dict[str, Any] = {}
-        if isinstance(returned, Mapping):
-            metrics = dict(returned)
-            if "reward" not in metrics:
-                has = ", ".join(map(repr, metrics)) or "nothing"
-                raise RewardFault(f"reward {self.name!r} returned a dict without 'reward'; it has {has}")
-            returned, metrics = metrics.pop("reward"), to_plain(metrics)
-        if returned is None:
-            raise Abstention(f"reward {self.name!r} returned None; only one of several rewards may abstain")
-        if getattr(returned, "ndim", 0):  # an array of numpy or torch
-            returned = returned.tolist()
-        if isinstance(returned, Sequence) and not isinstance(returned, str | bytes):
-            per_turn = tuple(to_number(value) for value in returned)
-            if len(per_turn) != turns:
-                raise RewardFault(f"reward {self.name!r} returned {len(per_turn)} numbers for a chain of {turns} turns")
-            return Score(sum(per_turn), per_turn, metrics)
-        return Score(to_number(returned), None, metrics)
+def to_score(returned: Any, turns: int, source: str) -> Score:
+    """The score of what `source` returned: a number, one per turn, or a dict. Raises RewardFault."""
+
+    def to_number(value: Any) -> float:
+        try:
+            number = math.nan if isinstance(value, str | bytes | bytearray) else float(value)
+        except Exception:
+            number = math.nan
+        if not math.isfinite(number):
+            raise RewardFault(
+                f"{source} returned {value!r:.80}; it may return a finite number, a list with one "
+                "number per turn, or a dict with 'reward' and metrics"
+            )
+        return number
+
+    metrics: dict[str, Any] = {}
+    if isinstance(returned, Mapping):
+        metrics = dict(returned)
+        if "reward" not in metrics:
+            has = ", ".join(map(repr, metrics)) or "nothing"
+            raise RewardFault(f"{source} returned a dict without 'reward'; it has {has}")
+        returned, metrics = metrics.pop("reward"), to_plain(metrics)
+    if returned is None:
+        raise Abstention(f"{source} returned None; only one of several rewards may abstain")
+    if getattr(returned, "ndim", 0):  # an array of numpy or torch
+        returned = returned.tolist()
+    if isinstance(returned, Sequence) and not isinstance(returned, str | bytes):
+        per_turn = tuple(to_number(value) for value in returned)
+        if len(per_turn) != turns:
+            raise RewardFault(f"{source} returned {len(per_turn)} numbers for a chain of {turns} turns")
+        return Score(sum(per_turn), per_turn, metrics)
+    return Score(to_number(returned), None, metrics)
 
 
 @overload

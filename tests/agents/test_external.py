@@ -1,16 +1,21 @@
 """Agents that call the model by HTTP under `agent.run`: rewards, environments, failures, processes."""
 
 import asyncio
+import json
+import os
 import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from agentfly import Environment, Task, reward, tool
 from agentfly.agents import ExternalAgent
 from agentfly.backends.scripted import ScriptedBackend
-from agentfly.errors import BackendFault, ConfigError
+from agentfly.errors import BackendFault, ConfigError, DataError
 from agentfly.evaluation import evaluate
 from agentfly.rollout.events import ReplyReceived
 from agentfly.trajectory import FailureKind, StopReason, TrainingTreatment
@@ -162,7 +167,7 @@ print(json.dumps({"prediction": text + "!", "reward": 0.5}))
 
 @pytest.mark.integration
 async def test_a_process_is_a_chain() -> None:
-    agent = make_agent("hello", [sys.executable, "-S", "-c", PROGRAM])
+    agent = make_agent("hello", [sys.executable, "-S", "-c", PROGRAM], columns=["crash"])
     rows = [{"question": "Hi", "crash": crash} for crash in (False, True, "killed")]
     good, bad, killed = await agent.run(rows)
     assert (good.prediction, good.reward) == ("hello!", 0.5)
@@ -171,8 +176,155 @@ async def test_a_process_is_a_chain() -> None:
     assert "no idea" in bad.failures[0].message
     assert len(bad.turns) == 1
     assert killed.stop is StopReason.AGENT_FAULT
-    assert any("exit code -9" in each.message for each in killed.failures if each.kind is FailureKind.AGENT)
+    messages = [failure.message for failure in killed.failures if failure.kind is FailureKind.AGENT]
+    assert any("killed by signal 9" in message for message in messages)
     assert killed.treatment is TrainingTreatment.MASK
+    await agent.close()
+
+
+LINGERING = """
+import os, subprocess, sys, time
+task = json.loads(sys.stdin.readline())
+code = "import os, sys, time; print(os.getpid(), file=open(sys.argv[1] + '/' + sys.argv[2], 'w')); time.sleep(300)"
+for name, settings in (("child", {}), ("session", {"start_new_session": True})):
+    subprocess.Popen([sys.executable, "-S", "-c", code, task["folder"], name], **settings)
+while len(os.listdir(task["folder"])) < 2:
+    time.sleep(0.01)
+if task["hangs"]:
+    time.sleep(300)
+print("done")
+"""
+
+
+def has_ended(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.integration
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no subreaper")
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_descendants_of_a_process_end_with_its_chain(tmp_path: Path, hangs: bool) -> None:
+    """They keep the output open, and one of them has left the session of the program."""
+    agent = make_agent("x", [sys.executable, "-S", "-c", "import json" + LINGERING], columns=["folder", "hangs"])
+    started = time.monotonic()
+    limit = 3.0 if hangs else 60.0
+    row = {"question": "Hi", "folder": str(tmp_path), "hangs": hangs}
+    (chain,) = await agent.run(row, chain_seconds=limit)
+    assert time.monotonic() - started < 30
+    assert (chain.stop, chain.prediction) == ((StopReason.TIMEOUT, "") if hangs else (StopReason.ANSWER, "done"))
+    pids = [int((tmp_path / name).read_text()) for name in ("child", "session")]
+    assert all(map(has_ended, pids))
+    await agent.close()
+
+
+@pytest.mark.integration
+async def test_a_process_that_stops_its_guardian_ends_with_its_chain() -> None:
+    program = "import os, signal, time; print(os.getpid()); os.kill(os.getppid(), signal.SIGSTOP); time.sleep(300)"
+    agent = make_agent("x", [sys.executable, "-S", "-c", program])
+    (chain,) = await agent.run("Hi", chain_seconds=2)
+    assert chain.stop is StopReason.TIMEOUT
+    assert not [child for child in psutil.Process().children(recursive=True) if program in child.cmdline()]
+    await agent.close()
+
+
+@pytest.mark.integration
+async def test_a_process_reads_only_what_is_declared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "secret-one")
+    monkeypatch.setenv("HF_TOKEN", "secret-two")
+    program = """
+import json, os, sys
+print(json.dumps({"prediction": json.dumps([json.loads(sys.stdin.readline()), dict(os.environ)])}))
+"""
+    agent = make_agent("x", [sys.executable, "-S", "-c", program], columns=["level"], env={"SEARCH_KEY": "public"})
+    rows = [{"question": "2 + 2?", "answer": "four", "level": 3, "id": "a"}]
+    (chain,) = await agent.run(rows)
+    row, variables = json.loads(chain.prediction)
+    assert row == {
+        "id": "a",
+        "messages": [{"role": "user", "content": "2 + 2?"}],
+        "question": "2 + 2?",
+        "level": 3,
+    }
+    assert "secret" not in chain.prediction
+    assert (variables["SEARCH_KEY"], variables["PATH"]) == ("public", os.environ["PATH"])
+    await agent.close()
+
+
+@pytest.mark.integration
+async def test_stderr_in_a_failure_has_no_control_characters_and_is_bounded() -> None:
+    program = r"import sys; sys.stderr.write('x' * 9999 + '\x1b[2J\x9b31mno\x07 idea\n'); sys.exit(3)"
+    agent = make_agent("x", [sys.executable, "-S", "-c", program])
+    (chain,) = await agent.run("Hi")
+    message = chain.failures[0].message
+    assert "exit code 3" in message
+    assert " idea" in message
+    assert all(character.isprintable() or character in "\n\t" for character in message.replace("\ufffd", ""))
+    assert len(message) < 2200
+    await agent.close()
+
+
+@pytest.mark.integration
+async def test_a_program_that_does_not_exist_is_named() -> None:
+    agent = make_agent("x", ["/no/such/program"])
+    (chain,) = await agent.run("Hi")
+    assert "/no/such/program cannot be started" in chain.failures[0].message
+    await agent.close()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "high", {"a": 1}])
+async def test_a_bad_reward_of_a_program_fails_its_own_chain(value: object) -> None:
+    async def program(value: object) -> dict[str, Any]:
+        return {"prediction": "x", "reward": value}
+
+    agent = make_agent("x", program)
+    bad, good = await agent.run([{"question": "Hi", "value": value}, {"question": "Hi", "value": 0.5}])
+    assert (good.reward, bad.reward) == (0.5, None)
+    assert [failure.kind for failure in bad.failures] == [FailureKind.REWARD]
+    assert "the program returned" in bad.failures[0].message
+    assert (bad.stop, bad.treatment) == (StopReason.ANSWER, TrainingTreatment.MASK)
+    await agent.close()
+
+
+async def test_a_metric_that_cannot_be_stored_fails_its_own_chain() -> None:
+    async def program(value: float) -> dict[str, Any]:
+        return {"prediction": "x", "reward": 1, "loss": value}
+
+    agent = make_agent("x", program)
+    bad, good = await agent.run([{"question": "Hi", "value": value} for value in (float("nan"), 0.5)])
+    assert (good.reward, bad.reward) == (1, None)
+    assert "'loss'" in bad.failures[0].message
+    await agent.close()
+
+
+async def test_metrics_of_a_program_are_kept_beside_the_agent_s_reward() -> None:
+    async def program(base_url: str) -> dict[str, Any]:
+        return {"prediction": "x", "searches": 3}
+
+    @reward
+    def constant(prediction: str) -> dict[str, float]:
+        return {"reward": 0.5, "length": len(prediction)}
+
+    agent = make_agent("x", program, reward=constant)
+    (chain,) = await agent.run("Hi")
+    assert chain.score is not None
+    assert (chain.reward, chain.score.metrics) == (0.5, {"searches": 3, "length": 1})
+    await agent.close()
+
+
+async def test_a_reward_of_the_program_beside_one_of_the_agent_fails_the_chain() -> None:
+    """Not the run: the last line of a process may be what the model wrote."""
+
+    async def program(value: object) -> dict[str, Any]:
+        return {"prediction": "x", "reward": value}
+
+    @reward
+    def constant(prediction: str) -> float:
+        return 0.5
+
+    agent = make_agent("x", program, reward=constant)
+    bad, good = await agent.run([{"question": "Hi", "value": value} for value in (1, None)])
+    assert (good.reward, bad.reward) == (0.5, None)
+    assert "keep one" in bad.failures[0].message
     await agent.close()
 
 
@@ -191,6 +343,20 @@ async def test_settings_without_effect_are_refused() -> None:
         ExternalAgent("bytes", program=program, tools=[], template="chatml", backend=ScriptedBackend("x"))  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match="words of a command line"):
         make_agent("x", "python agent.py")
+    for settings, problem in (
+        ({"columns": ["target"]}, "are for a process"),
+        ({"env": {"A": "b"}}, "are for a process"),
+        ({"program": ["x"], "columns": ["messages"]}, "always reads"),
+        ({"program": ["x"], "columns": "target"}, "list of column names"),
+        ({"program": ["x"], "env": {"OPENAI_API_KEY": "k"}}, "set for every chain"),
+    ):
+        with pytest.raises(ConfigError, match=problem):
+            make_agent("x", **{"program": program, **settings})
+    for row, problem in (({}, "lacks"), ({"target": {1, 2}}, "as JSON")):
+        agent = make_agent("x", ["x"], columns=["target"])
+        with pytest.raises(DataError, match=problem):
+            await agent.run({"question": "Hi", **row})
+        await agent.close()
     agent = make_agent("x", program)
     with pytest.raises(ConfigError, match="asks for 'target'"):
         await agent.run("Hi")

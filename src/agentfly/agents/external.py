@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import math
 import os
-import signal
-import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -17,30 +14,37 @@ from typing import Any
 from agentfly.agent import BaseAgent
 from agentfly.backends.base import Backend
 from agentfly.environment import Environment
-from agentfly.errors import ConfigError, describe
+from agentfly.errors import ConfigError, DataError, RecordError, RewardFault, describe, sanitize
 from agentfly.gateway import Gateway
 from agentfly.resources import ResourceManager
+from agentfly.resources.guarded import GuardedProcess
 from agentfly.rollout.chain import Chain
 from agentfly.rollout.events import ChainStarted, Event
 from agentfly.schema import type_hints
-from agentfly.scoring import RewardSpec
+from agentfly.scoring import RewardSpec, to_score
+from agentfly.segment import require_json, to_plain
 from agentfly.templates.tokenizer import BYTES
 from agentfly.threads import call
-from agentfly.trajectory import FailureKind, Score, StopReason, Trajectory
+from agentfly.trajectory import Failure, FailureKind, Score, StopReason, TrainingTreatment, Trajectory
 from agentfly.types import Task
 
 OFFERED = ("task", "messages", "question", "base_url", "api_key", "model")
 """Parameters that every program may have, besides environments by their type and the columns of the dataset."""
+PASSED_VARIABLES = (
+    *("HOME", "LOGNAME", "USER", "SHELL", "TERM", "PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "TMPDIR"),
+    *("LANG", "LC_ALL", "LC_CTYPE", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR"),
+)
+"""Environment variables that a process inherits; any other, such as a key of another service, only by `env=`."""
+SET_VARIABLES = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY", "AGENTFLY_MODEL")
+"""Environment variables that tell a process how to call the model."""
+PASSED_FIELDS = ("id", "messages", "question")
+"""What a process always reads of its task."""
 MAX_OUTPUT = 1 << 20
 """Bytes of a process's output that are read; the last ones are kept."""
-
-_LAUNCH = """
-import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-if os.getppid() == int(sys.argv[1]):
-    os.execvp(sys.argv[2], sys.argv[2:])
-"""
-"""Starts a program that the kernel kills when the process that runs the chains ends in any way."""
+MAX_ERROR = 2000
+"""Characters of a process's stderr in a recorded failure, the last ones."""
+_DRAIN_SECONDS = 1.0
+"""Time to read the rest of the output of a process that has ended."""
 
 
 class ExternalChain(Chain):
@@ -48,7 +52,8 @@ class ExternalChain(Chain):
 
     agent: ExternalAgent
 
-    _returned_score: Score | None = None
+    _returned: Mapping[str, Any] | None = None
+    """What the program returned besides the prediction."""
 
     async def _loop(self) -> StopReason:
         self._emit(ChainStarted, self.task)
@@ -82,7 +87,10 @@ class ExternalChain(Chain):
             return session.stop
         else:
             await gateway.close_session(key)
-            self.prediction, self._returned_score = self._parse_result(result, session.last_message.text)
+            if isinstance(result, Mapping):
+                self._returned = dict(result)
+                result = self._returned.pop("prediction", None)
+            self.prediction = session.last_message.text if result is None else str(result)
             return session.stop or StopReason.ANSWER
         finally:
             recorder = session.recorder
@@ -101,7 +109,9 @@ class ExternalChain(Chain):
             **connection,
         }
         if not callable(agent.program):
-            return await run_process(agent.program, self.task, connection)
+            return await run_process(
+                agent.program, self.task, connection, columns=agent.columns, variables=agent.variables
+            )
         program = agent.program
         parameters = inspect.signature(program).parameters
         arguments = {name: offered[name] for name in parameters if name in offered and name not in agent.env_parameters}
@@ -113,27 +123,35 @@ class ExternalChain(Chain):
         env_classes = tuple(dict.fromkeys(agent.env_parameters.values()))
         return await (self.leases.act(env_classes, run) if env_classes else run({}))
 
-    def _parse_result(self, result: Any, last: str) -> tuple[str, Score | None]:
-        """The prediction and, if the program returned one, the score."""
-        if result is None:
-            return last, None
-        if not isinstance(result, Mapping):
-            return str(result), None
-        metrics = dict(result)
-        prediction = str(metrics.pop("prediction", last))
-        reward = metrics.pop("reward", None)
-        if reward is None:
-            return prediction, None
-        if self.agent.scorer is not None:
-            raise ConfigError("the program returns a reward, and the agent has reward=; keep one")
-        if isinstance(reward, bool | str) or not math.isfinite(float(reward)):
-            raise ConfigError(f"the program returned the reward {reward!r:.80}; it must be a finite number")
-        return prediction, Score(float(reward), None, metrics)
-
     async def _score(self, trajectory: Trajectory) -> Trajectory:
-        if self._returned_score is not None:
-            return replace(trajectory, score=self._returned_score)
-        return await super()._score(trajectory)
+        """Score by the agent's reward, or by the one that the program returned; it may also return metrics."""
+        try:
+            returned = self._check_returned(len(trajectory.turns))
+        except RewardFault as error:  # of this chain alone: a program may depend on what the model wrote
+            failure = Failure(FailureKind.REWARD, str(error), len(trajectory.turns), self._attempt)
+            is_trained = trajectory.treatment is TrainingTreatment.TRAIN
+            treatment = self.settings.failures.reward if is_trained else trajectory.treatment
+            return replace(trajectory, failures=(*trajectory.failures, failure), treatment=treatment)
+        if isinstance(returned, Score):
+            return replace(trajectory, score=returned)
+        trajectory = await super()._score(trajectory)
+        if trajectory.score is None or not returned:
+            return trajectory
+        return replace(trajectory, score=replace(trajectory.score, metrics={**returned, **trajectory.score.metrics}))
+
+    def _check_returned(self, turns: int) -> Score | dict[str, Any]:
+        """The score that the program returned, or the metrics if it returned none. Raises RewardFault."""
+        returned = self._returned or {}
+        metrics = to_plain({name: value for name, value in returned.items() if name != "reward"})
+        try:
+            metrics = require_json(metrics, "the program returned a metric")
+        except RecordError as error:
+            raise RewardFault(str(error)) from error
+        if returned.get("reward") is None:
+            return metrics
+        if self.agent.scorer is not None:
+            raise RewardFault("the program returned a reward, and the agent has reward=; keep one")
+        return to_score({**metrics, "reward": returned["reward"]}, turns, "the program")
 
 
 class ExternalAgent(BaseAgent):
@@ -142,10 +160,13 @@ class ExternalAgent(BaseAgent):
     The program is a function, also async, or the command line of a process. A function asks by parameter name for
     `base_url`, `api_key`, `model`, `task`, `messages`, `question`, columns of the dataset, and environments by their
     type. It returns the final answer, or a mapping with `prediction` and `reward`; None: the model's last reply is the
-    answer. Training and evaluation need `reward=`, which excludes a returned reward. A process finds the address and
-    the key in the variables OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY, and the model's
-    name in AGENTFLY_MODEL. It reads the task as JSON from its input and writes its result as the last line of its
-    output.
+    answer. Training and evaluation need `reward=`, which excludes a returned reward.
+
+    A process finds the address and the key in the variables OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL and
+    ANTHROPIC_API_KEY, and the model's name in AGENTFLY_MODEL. It reads a line of JSON from its input, with `id`,
+    `messages` and `question` of the task and the columns in `columns=`, and writes its result as the last line of its
+    output. It inherits the environment variables in PASSED_VARIABLES and those in `env=`. All its descendants end with
+    it.
     """
 
     native_tools = False  # the program brings its tools with every request
@@ -156,6 +177,8 @@ class ExternalAgent(BaseAgent):
         model_name_or_path: str = BYTES,
         *,
         program: Callable[..., Any] | Sequence[str],
+        columns: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
         reward: RewardSpec | None = None,
         template: str | None = None,
         template_config: Mapping[str, Any] | None = None,
@@ -163,16 +186,32 @@ class ExternalAgent(BaseAgent):
         backend_config: Mapping[str, Any] | None = None,
         manager: ResourceManager | None = None,
     ) -> None:
-        """The arguments besides `program` are those of `BaseAgent`; the backend must take token ids."""
+        """
+        Args:
+            program: A function, or the words of a command line.
+            columns: Columns of the dataset that a process reads; a function asks for them by parameter name.
+            env: Environment variables of a process, besides those in PASSED_VARIABLES.
+            (others): As in `BaseAgent`; the backend must take token ids.
+        """
         self.program = program
+        self.columns = tuple(columns)
+        self.variables = dict(env or {})
         self.env_parameters: dict[str, type[Environment]] = {}
         """Parameters of the program that receive an environment, with its class."""
         if callable(program):
+            if columns or env:
+                raise ConfigError("columns= and env= are for a process; a function asks for columns by parameter name")
             for name, hint in type_hints(program, {}).items():
                 if inspect.isclass(hint) and issubclass(hint, Environment):
                     self.env_parameters[name] = hint
-        elif isinstance(program, str) or not all(isinstance(each, str) for each in program) or not program:
+        elif isinstance(program, str) or not all(isinstance(word, str) for word in program) or not program:
             raise ConfigError(f"program must be a function or the words of a command line, not {program!r:.80}")
+        elif isinstance(columns, str) or not all(isinstance(column, str) for column in columns):
+            raise ConfigError(f"columns must be a list of column names, not {columns!r:.80}")
+        elif taken := [name for name in columns if name in PASSED_FIELDS]:
+            raise ConfigError(f"a process always reads {', '.join(PASSED_FIELDS)}: leave {taken[0]!r} out of columns")
+        elif taken := [name for name in self.variables if name in SET_VARIABLES]:
+            raise ConfigError(f"{taken[0]} is set for every chain: leave it out of env")
         super().__init__(
             model_name_or_path,
             tools=list(dict.fromkeys(self.env_parameters.values())),
@@ -188,8 +227,10 @@ class ExternalAgent(BaseAgent):
         self.gateway = Gateway(self.backend, self.load_template, model=model_name_or_path)
 
     def initial_messages(self, task: Task) -> Sequence[Any]:
-        """The messages of the task. Raises ConfigError for a parameter of the program that this task cannot fill."""
+        """The messages of the task. Raises ConfigError or DataError if this task lacks what the program asks for."""
         parameters = inspect.signature(self.program).parameters if callable(self.program) else {}
+        if not callable(self.program):
+            process_input(task, self.columns)
         for name, parameter in parameters.items():
             optional = parameter.default is not parameter.empty
             if optional or parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
@@ -205,63 +246,80 @@ class ExternalAgent(BaseAgent):
         await super().close()
 
 
-async def run_process(command: Sequence[str], task: Task, connection: Mapping[str, str]) -> Any:
+async def run_process(
+    command: Sequence[str],
+    task: Task,
+    connection: Mapping[str, str],
+    *,
+    columns: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
+) -> Any:
     """Run a program as a process; returns the last line of its output, parsed if it is a JSON object.
 
-    The process has a group of its own, which is killed when the chain ends. Raises RuntimeError if it fails.
+    columns: those of the task that the process reads. variables: environment variables besides PASSED_VARIABLES. When
+    the program or the chain ends, everything that the program has started is killed. Raises RuntimeError if it fails.
     """
-    url = connection["base_url"]
-    variables = {
-        "OPENAI_BASE_URL": url,
-        "OPENAI_API_KEY": connection["api_key"],
-        "ANTHROPIC_BASE_URL": url.removesuffix("/v1"),
-        "ANTHROPIC_API_KEY": connection["api_key"],
-        "AGENTFLY_MODEL": connection["model"],
-    }
-    row = {"messages": [message.to_dict() for message in task.messages], **task.columns, "id": task.id}
-    if sys.platform == "linux":
-        command = [sys.executable, "-S", "-c", _LAUNCH, str(os.getpid()), *command]
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, **variables},
-        start_new_session=True,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    assert process.stderr is not None
+    url, key = connection["base_url"], connection["api_key"]
+    values = (url, key, url.removesuffix("/v1"), key, connection["model"])
+    env = {name: os.environ[name] for name in PASSED_VARIABLES if name in os.environ}
+    env |= {**(variables or {}), **dict(zip(SET_VARIABLES, values, strict=True))}
+    process = await GuardedProcess.start(command, env=env)
+    outputs = [_OutputTail(process.stdout), _OutputTail(process.stderr)]
 
     async def write() -> None:
-        assert process.stdin is not None
         with suppress(ConnectionError):  # a program need not read its task
-            process.stdin.write(json.dumps(row).encode() + b"\n")
+            process.stdin.write(process_input(task, columns))
             await process.stdin.drain()
         process.stdin.close()
 
+    tasks = [asyncio.create_task(work) for work in (write(), *(output.read() for output in outputs))]
     try:
-        _, out, err = await asyncio.gather(write(), _read_tail(process.stdout), _read_tail(process.stderr))
         code = await process.wait()
+        # Everything that the program has started is gone. Only a process of someone else may still hold its output.
+        await asyncio.wait(tasks, timeout=_DRAIN_SECONDS)
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
+        for reading in tasks:
+            reading.cancel()
+        await process.end()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    out, err = (output.text for output in outputs)
     if code != 0:
-        raise RuntimeError(f"the program ended with exit code {code}: {err.decode(errors='replace').strip()[-2000:]}")
-    lines = out.decode(errors="replace").strip().splitlines()
+        reason = f"was killed by signal {code - 128}" if code > 128 else f"ended with exit code {code}"
+        raise RuntimeError(f"the program {reason}: {sanitize(err).strip()[-MAX_ERROR:]}")
+    lines = out.strip().splitlines()
     if not lines:
         return None
     try:
         result = json.loads(lines[-1])
-    except ValueError:
+    except (ValueError, RecursionError):
         return lines[-1]
     return result if isinstance(result, dict) else lines[-1]
 
 
-async def _read_tail(stream: asyncio.StreamReader) -> bytes:
-    """Read a stream to its end; returns its last bytes."""
-    tail = b""
-    while chunk := await stream.read(1 << 16):
-        tail = (tail + chunk)[-MAX_OUTPUT:]
-    return tail
+def process_input(task: Task, columns: Sequence[str]) -> bytes:
+    """The line of JSON that a process reads. Raises DataError for a column that is missing or that JSON cannot hold."""
+    if missing := [name for name in columns if name not in task.columns]:
+        has = ", ".join(map(repr, task.columns)) or "none"
+        raise DataError(f"columns= has {missing[0]!r}, which task {task.id!r} lacks; its columns are {has}")
+    messages = [message.to_dict() for message in task.messages]
+    row = {"id": task.id, "messages": messages, "question": task.question}
+    try:
+        return json.dumps({**row, **{name: task.columns[name] for name in columns}}, allow_nan=False).encode() + b"\n"
+    except (TypeError, ValueError, RecursionError) as error:
+        raise DataError(f"task {task.id!r} cannot be passed to a process as JSON: {error}") from error
+
+
+class _OutputTail:
+    """The last bytes of a stream."""
+
+    def __init__(self, stream: asyncio.StreamReader) -> None:
+        self._stream = stream
+        self._tail = b""
+
+    async def read(self) -> None:
+        while chunk := await self._stream.read(1 << 16):
+            self._tail = (self._tail + chunk)[-MAX_OUTPUT:]
+
+    @property
+    def text(self) -> str:
+        return self._tail.decode(errors="replace")

@@ -8,13 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import re
-import signal
-import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -23,16 +19,15 @@ import mcp_types
 from mcp.client.stdio import get_default_environment
 from mcp.shared.message import SessionMessage
 
-from agentfly import sandbox
 from agentfly.errors import describe, sanitize
+from agentfly.resources.guarded import GuardedProcess
 from agentfly.resources.rpc.server import OWNER
 from agentfly.sandbox.owner import process_name
 
 TOO_LARGE = -32099
 """Error code, from the range that JSON-RPC leaves to implementations, of a result that is larger than allowed."""
 END_SECONDS = 2.0
-"""Time for a server to end by itself after its stdin was closed; then for its guardian to kill it."""
-_GUARDIAN = str(Path(sandbox.__file__).parent / "inside" / "__main__.py")
+"""Time for a server to end by itself after its stdin was closed; then its guardian ends it."""
 _CHUNK = 1 << 16
 _KEPT = 256
 """Bytes kept of the beginning and the end of a line that is too long: the request's id is in one of them."""
@@ -54,7 +49,7 @@ class StdioTransport:
         self._env = {**get_default_environment(), **env, OWNER: process_name(os.getpid()) or ""}
         self._cwd = cwd
         self._max_bytes = max_bytes
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: GuardedProcess | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._stderr = b""
         self._problem = ""
@@ -82,20 +77,7 @@ class StdioTransport:
         return sanitize(self._stderr.decode(errors="replace")).strip()
 
     async def __aenter__(self) -> tuple[Any, Any]:
-        config = json.dumps({"command": self._command, "owner": os.getpid()})
-        loop = asyncio.get_running_loop()
-        # As create_subprocess_exec does, which does not return the transport; nothing else closes the pipes.
-        self._transport, protocol = await loop.subprocess_exec(
-            lambda: asyncio.subprocess.SubprocessStreamProtocol(limit=_CHUNK, loop=loop),
-            *(sys.executable, "-I", "-S", "-B", _GUARDIAN, "guardian", config),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=self._env,
-            cwd=self._cwd,
-            start_new_session=True,  # Ctrl-C goes to this process only
-        )
-        self._process = asyncio.subprocess.Process(self._transport, protocol, loop)
+        self._process = await GuardedProcess.start(self._command, env=self._env, cwd=self._cwd)
         self._received, received = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         to_send, self._to_send = anyio.create_memory_object_stream[SessionMessage](0)
         self._tasks = [
@@ -106,31 +88,22 @@ class StdioTransport:
     async def __aexit__(self, *_: object) -> None:
         process = self._process
         assert process is not None
-        assert process.stdin is not None
         try:
             process.stdin.close()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(process.wait(), END_SECONDS)
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                if process.returncode is None:
-                    process.send_signal(signal.SIGTERM)  # the guardian kills the server and all its descendants
             try:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(process.wait(), END_SECONDS + 1)
+                await process.end()
             finally:
-                if process.returncode is None:
-                    process.kill()
                 for task in self._tasks:
                     task.cancel()
                 self._received.close()
                 self._to_send.close()
-                self._transport.close()
                 await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _write_stdin(self) -> None:
         assert self._process is not None
-        assert self._process.stdin is not None
         try:
             async for each in self._to_send:
                 line = each.message.model_dump_json(by_alias=True, exclude_unset=True)
@@ -144,7 +117,6 @@ class StdioTransport:
 
     async def _read_stderr(self) -> None:
         assert self._process is not None
-        assert self._process.stderr is not None
         while data := await self._process.stderr.read(_CHUNK):
             self._stderr = (self._stderr + data)[-_STDERR_BYTES:]
 
@@ -174,7 +146,6 @@ class StdioTransport:
     async def _read_lines(self) -> AsyncIterator[tuple[bytes, int]]:
         """Each line with its size; of a line above `max_bytes`, only its beginning and its end."""
         assert self._process is not None
-        assert self._process.stdout is not None
         line, size = bytearray(), 0
         while chunk := await self._process.stdout.read(_CHUNK):
             parts = chunk.split(b"\n")
