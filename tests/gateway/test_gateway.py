@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import time
+from dataclasses import replace
+from random import Random
 from typing import Any
 
 import httpx
@@ -13,8 +16,8 @@ from agentfly.backends.client import ClientBackend
 from agentfly.backends.scripted import ScriptedBackend
 from agentfly.errors import BackendFault, ConfigError
 from agentfly.gateway import Gateway, chat_completions
-from agentfly.gateway.chat import ApiError
-from agentfly.gateway.request_parser import RequestParser
+from agentfly.gateway.chat import ApiError, parse_body
+from agentfly.gateway.session import GatewaySession
 from agentfly.gateway.streaming import ReplyStream
 from agentfly.rollout import ChainLimits, ChainSettings
 from agentfly.segment import Author
@@ -126,27 +129,114 @@ async def test_a_response_is_continued_by_its_id_also_if_another_has_the_same_te
         assert [message.name for message in results if message.role == "tool"] == ["add", "add"]
 
 
-async def test_repeated_messages_are_parsed_as_in_the_first_request() -> None:
-    """Bodies that begin alike, continued, repeated, changed, or with the field twice: as parsed without a memory."""
-    parser = RequestParser()
-    messages = [{"role": "user", "content": f'Ü "messages":[{{ {i}'} for i in range(5)]
-    bodies = [json.dumps({"m": {"messages": [0]}, "messages": messages[:n], "z": n}) for n in (1, 3, 3, 5, 2)]
-    bodies += [json.dumps({"messages": messages[:n]}, ensure_ascii=False, separators=(",", ":")) for n in (1, 2, 5)]
-    bodies += ['{"messages" : [ 1 ] , "x": [', '{"messages":[' + '{"role":"user"}' + "]}"]
-    bodies += ['{"messages":[{"role":"user"},{"role":"user","content":"a"}],"messages":[]}', '{"messages":[]}']
-    for text in bodies * 2:
-        data = bytearray(text.encode())
-        try:
-            expected = RequestParser(0).read(data[:], "messages")
-        except ApiError:
-            with pytest.raises(ApiError):
-                parser.read(data, "messages")
-            continue
-        body = parser.read(data, "messages")
-        assert body == expected
-        if body["messages"]:
-            asked = chat_completions.parse_request(body, parser)
-            assert [each.text for each in asked.messages] == [each.get("content", "") for each in expected["messages"]]
+def write_json(value: Any, random: Random) -> str:
+    """JSON text of a value with random spacing, and with a field of an object written twice now and then."""
+    space = random.choice(["", " ", "\n  "])
+    if isinstance(value, dict):
+        fields = [(name, content) for name, content in value.items()]
+        if fields and random.random() < 0.1:
+            name, content = random.choice(fields)
+            fields.insert(0, (name, random.choice([content, None, "x", [], 0])))
+        texts = [f"{json.dumps(name)}:{space}{write_json(content, random)}" for name, content in fields]
+        return "{" + f",{space}".join(texts) + "}"
+    if isinstance(value, list):
+        return "[" + f"{space},".join(write_json(item, random) for item in value) + "]"
+    return json.dumps(value, ensure_ascii=random.random() < 0.5)
+
+
+async def test_fuzzed_requests_are_read_as_by_a_plain_parser() -> None:
+    """Continued, repeated and edited conversations, with duplicate keys: a session that has seen other requests builds
+    the same prompt as one that has seen none."""
+    random = Random(1)
+    texts = ["Hi", "", "Ü {", '"messages":[', "]}", "\\u0041", "0"]
+    values = [1, True, 1.0, "1", None, [1], {"b": 1}, {"b": True}]
+    async with serve(lambda turn: f"reply {turn.turn}") as gateway:
+        _, session = await gateway.open_session(replace(SETTINGS, limits=ChainLimits(max_turns=1000)))
+        fresh = GatewaySession(session.backend, session.templates, session.settings, record=False)
+        conversations: list[list[dict[str, Any]]] = [[{"role": "user", "content": "Hi"}]]
+        continued = 0
+        for number in range(400):
+            messages = list(random.choice(conversations))
+            if random.random() < 0.3:
+                messages[random.randrange(len(messages))] = {"role": "user", "content": random.choice(texts)}
+            if random.random() < 0.5:
+                function = {"name": "add", "arguments": json.dumps({"a": random.choice(values)})}
+                call_id = f"call {number}"
+                calls = [{"id": call_id, "function": function}]
+                messages.append({"role": "assistant", "content": "", "tool_calls": calls})
+                messages.append({"role": "tool", "tool_call_id": call_id, "content": random.choice(texts)})
+            else:
+                messages.append({"role": "user", "content": random.choice(texts)})
+            body = {"x": {"messages": []}, "messages": messages, "max_tokens": 5}
+            data = write_json(body, random).encode()
+            assert parse_body(data) == json.loads(data)
+            try:
+                request = chat_completions.parse_request(json.loads(data))
+            except ApiError:
+                with pytest.raises(ApiError):
+                    chat_completions.parse_request(parse_body(data))
+                continue
+            expected = await fresh.prepare(request)
+            turn = await session.prepare(chat_completions.parse_request(parse_body(data)))
+            assert turn.prompt.ids.tolist() == expected.prompt.ids.tolist(), data
+            continued += turn.prompt.node is not None
+            reply = await session.run(turn, None)
+            if random.random() < 0.5:
+                conversations.append([*messages, {"role": "assistant", "content": reply.message.text}])
+        assert continued > 20
+
+
+async def test_an_edited_argument_of_another_type_is_another_history() -> None:
+    async with serve(lambda turn: call("add", a=1, b=True) if turn.turn == 0 else "done") as gateway:
+        key, session = await gateway.open_session(SETTINGS)
+        first = (await ask(gateway, key, [USER], tools=[TOOL])).json()["choices"][0]["message"]
+        result = {"role": "tool", "tool_call_id": first["tool_calls"][0]["id"], "content": "2"}
+        await ask(gateway, key, [USER, first, result, USER], tools=[TOOL])
+        edited = json.loads(json.dumps(first))
+        edited["tool_calls"][0]["function"]["arguments"] = '{"a": true, "b": 1}'
+        done = {"role": "assistant", "content": "done"}
+        await ask(gateway, key, [USER, edited, result, USER, done, USER], tools=[TOOL])
+        assert session.recorder is not None
+        assert len(session.recorder.segments) == 2
+
+
+async def test_results_are_shown_in_the_order_of_their_calls() -> None:
+    """Also if the ids are exchanged later: that is another history."""
+    calls = f"{call('add', a=1, b=1)}\n{call('add', a=2, b=2)}"
+    async with serve(lambda turn: calls if turn.turn == 0 else "done") as gateway:
+        key, session = await gateway.open_session(SETTINGS)
+        first = (await ask(gateway, key, [USER], tools=[TOOL])).json()["choices"][0]["message"]
+        ids = [each["id"] for each in first["tool_calls"]]
+
+        def answer(*contents: tuple[str, str]) -> list[dict[str, str]]:
+            return [{"role": "tool", "tool_call_id": call_id, "content": text} for call_id, text in contents]
+
+        await ask(gateway, key, [USER, first, *answer((ids[1], "four"), (ids[0], "two"))], tools=[TOOL])
+        recorder = session.recorder
+        assert recorder is not None
+        assert [len(recorder.segments), recorder.continued] == [1, 1]
+        shown = session.templates.base.codec.decode(recorder.segments[0].tokens.tolist())
+        assert shown.index("two") < shown.index("four")
+        done = {"role": "assistant", "content": "done"}
+        exchanged = answer((ids[0], "four"), (ids[1], "two"))
+        await ask(gateway, key, [USER, first, *exchanged, done, USER], tools=[TOOL])
+        assert len(recorder.segments) == 2
+
+
+@pytest.mark.parametrize("roles", [("user",), ("user", "assistant")])
+async def test_a_long_conversation_does_not_block_other_clients(roles: tuple[str, ...]) -> None:
+    messages = [{"role": roles[number % len(roles)], "content": f"message {number}"} for number in range(20_001)]
+    async with serve("done") as gateway, httpx.AsyncClient() as client:
+        key, _ = await gateway.open_session(SETTINGS)
+        asking = asyncio.create_task(ask(gateway, key, messages))
+        longest = 0.0
+        while not asking.done():
+            started = time.perf_counter()
+            await client.get(f"{gateway.url}/health", timeout=60)
+            longest = max(longest, time.perf_counter() - started)
+            await asyncio.sleep(0.01)
+        assert (await asking).is_success
+    assert longest < 1.0
 
 
 async def test_chains_without_a_rollout_have_a_time_limit() -> None:

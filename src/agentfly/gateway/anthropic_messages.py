@@ -16,11 +16,11 @@ from agentfly.gateway.chat import (
     get,
     get_list,
     parse_call,
+    parse_messages,
     parse_sampling,
     parse_schema,
     parse_text,
 )
-from agentfly.gateway.request_parser import RequestParser
 from agentfly.templates.template import Template
 from agentfly.types import Message, ToolCall
 
@@ -34,9 +34,9 @@ _ERROR_TYPES = {
 }
 
 
-def parse_request(body: Mapping[str, Any], parser: RequestParser) -> ChatRequest:
+def parse_request(body: Mapping[str, Any]) -> ChatRequest:
     """Read the body of a request to /messages. Raises ApiError."""
-    messages = parser.parse(get_list(body, "messages"), _parse_message)
+    messages = parse_messages(get_list(body, "messages"), _parse_message)
     if system := parse_text(body.get("system"), "system"):
         messages.insert(0, Message("system", check_text(system)))
     tools = []

@@ -7,15 +7,25 @@ text of calls that could not be parsed as content. What a client sends back is c
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import count, groupby
+from typing import Any, TypeVar
 
+from agentfly import threads
 from agentfly.errors import ConfigError, DataError
+from agentfly.http_body import BodyError, parse_json
 from agentfly.schema import convert_text
 from agentfly.templates.template import Template
 from agentfly.types import Completion, FinishReason, Message, Reply, Sampling, ToolCall
 
+Result = TypeVar("Result")
+_LARGE = 1 << 17
+"""Characters above which a request is parsed and rendered in a thread, so that other clients are not blocked."""
+_MESSAGE_COST = 200
+"""Characters that take as long to render as a message itself."""
+_ONE_LARGE = threading.Lock()
 _UNSUPPORTED = {
     "n": (None, 1),
     "best_of": (None, 1),
@@ -106,6 +116,87 @@ def dump_arguments(call: ToolCall) -> str:
 
 
 # ── parts of requests that several APIs share ──
+
+ParseItem = Callable[[Mapping[str, Any], list[Message], dict[str, str]], None]
+"""Appends an item of a request to the messages. The dict has the tools of earlier calls by the ids of the calls."""
+
+
+def parse_body(data: bytes | bytearray) -> dict[str, Any]:
+    """Parse a body. Raises ApiError if it is not a JSON object."""
+    try:
+        value = parse_json(data)
+    except BodyError as error:
+        raise ApiError(str(error)) from None
+    if not isinstance(value, dict):
+        raise ApiError(f"a request is a JSON object, not {value!r:.80}")
+    return value
+
+
+async def run_unblocked(size: int, function: Callable[..., Result], /, *args: Any) -> Result:
+    """Call a function; in a thread if its input is large. `size`: in characters.
+
+    One such function runs at a time: each takes as much of the interpreter from the event loop as the loop has left.
+    """
+    if size <= _LARGE:
+        return function(*args)
+
+    def run() -> Result:
+        with _ONE_LARGE:
+            return function(*args)
+
+    result: Result = await threads.call(run)
+    return result
+
+
+def rendering_size(messages: Sequence[Message]) -> int:
+    """The size of a conversation in characters, in terms of the time that rendering it takes."""
+    return sum(len(message.text) + _MESSAGE_COST for message in messages)
+
+
+def parse_messages(
+    items: Sequence[Mapping[str, Any]], parse_item: ParseItem, *, check_results: bool = True
+) -> list[Message]:
+    """Convert the messages of a body. Raises ApiError.
+
+    `check_results`: whether every tool result must belong to a call of an earlier item.
+    """
+    messages: list[Message] = []
+    names: dict[str, str] = {}
+    for item in items:
+        parse_item(item, messages, names)
+    for message in messages:
+        check_text(message.text + message.thinking + message.tool_call_id)
+        for call in message.tool_calls:
+            check_json([call.name, call.id, call.raw, dict(call.arguments)], "a call")
+        if check_results and message.role == "tool":
+            require_call(message.tool_call_id, names)
+    return messages
+
+
+def require_call(call_id: str, names: Mapping[str, str]) -> str:
+    """The tool of a call. Raises ApiError if there is no such call."""
+    if call_id not in names:
+        raise ApiError(f"a tool result is for the call {call_id!r:.80}, which no earlier message has")
+    return names[call_id]
+
+
+def order_results(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The conversation with the results of each turn in the order of its calls.
+
+    Most templates write results without ids, so that the model would read a result in another position as the result
+    of another call.
+    """
+    numbers = count()
+    positions: dict[str, int] = {}
+    ordered: list[Message] = []
+    for role, run in groupby(messages, key=lambda message: message.role):
+        group = list(run)
+        if role == "assistant":
+            positions.update({call.id: next(numbers) for message in group for call in message.tool_calls})
+        if role == "tool":
+            group.sort(key=lambda message: positions.get(message.tool_call_id, -1))
+        ordered += group
+    return tuple(ordered)
 
 
 def get(body: Mapping[str, Any], name: str, kind: type | tuple[type, ...], default: Any = None) -> Any:

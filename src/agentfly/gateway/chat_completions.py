@@ -16,20 +16,20 @@ from agentfly.gateway.chat import (
     get,
     get_list,
     parse_call,
+    parse_messages,
     parse_sampling,
     parse_schema,
     parse_text,
 )
-from agentfly.gateway.request_parser import RequestParser
 from agentfly.templates.template import Template
 from agentfly.types import Message, ToolCall
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 
-def parse_request(body: Mapping[str, Any], parser: RequestParser) -> ChatRequest:
+def parse_request(body: Mapping[str, Any]) -> ChatRequest:
     """Read the body of a request to /chat/completions. Raises ApiError."""
-    messages = parser.parse(get_list(body, "messages"), _parse_message)
+    messages = parse_messages(get_list(body, "messages"), _parse_message)
     tools = []
     for each in get_list(body, "tools"):
         function = get(each, "function", dict, {})

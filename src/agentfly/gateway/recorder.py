@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections import Counter, deque
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 
 from agentfly.errors import TemplateError
-from agentfly.gateway.chat import ApiError
+from agentfly.gateway.chat import ApiError, rendering_size, run_unblocked
 from agentfly.segment import Author, Segment
 from agentfly.templates.template import History, Template
 from agentfly.trajectory import TurnRecord
@@ -71,17 +71,6 @@ class Node:
         return node
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Walk:
-    """A path from a root of the tree. The next request of a conversation has the same messages and goes on from it."""
-
-    root: Node
-    node: Node
-    messages: tuple[Message, ...] = ()
-    sampled: tuple[Node, int] | None = None
-    """The last node on the path with a sampled turn, and its number of messages."""
-
-
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """The prompt of one turn."""
@@ -89,6 +78,10 @@ class Prompt:
     ids: array[int]
     messages: tuple[Message, ...]
     template: Template
+    place: Node | None = None
+    """The last message of the conversation that is in the tree; None if the turn is not recorded."""
+    depth: int = 0
+    """Number of messages up to and including `place`."""
     node: Node | None = None
     """The sampled message that it continues; None if it is rendered as a whole."""
     known: int = 0
@@ -120,39 +113,41 @@ class Recorder:
         self.continued = 0
         """Those of them that continued the tokens of that turn."""
         self._roots: dict[str, Node] = {}
-        self._walks: deque[_Walk] = deque(maxlen=8)
-        """The conversations that were recorded last."""
+        """Roots of the tree by the tools, which are part of the prompt."""
 
-    def prepare(self, template: Template, messages: tuple[Message, ...]) -> Prompt:
+    async def prepare(self, template: Template, messages: tuple[Message, ...]) -> Prompt:
         """Build the prompt for a conversation. Raises TemplateError if the template cannot render it."""
-        walk = self._find_walk(template, messages)
-        node, found = walk.node, walk.sampled
-        for number, message in enumerate(messages[len(walk.messages) :], len(walk.messages) + 1):
-            child = node.find(message)
+        place = self._roots.setdefault(json.dumps(template.tools, sort_keys=True), Node())
+        depth = known = 0
+        node = None
+        for message in messages:
+            child = place.find(message)
             if child is None:
                 break
-            node = child
-            if node.turns:
-                found = (node, number)
-        if found is None or any(message.role == "assistant" for message in messages[found[1] :]):
-            return Prompt(array("i", template.start(messages)), messages, template)
-        node, known = found
+            place = child
+            depth += 1
+            if place.turns:
+                node, known = place, depth
+        whole = Prompt(array("i"), messages, template, place, depth)
+        if node is None or any(message.role == "assistant" for message in messages[known:]):
+            return await _render_whole(whole)
         segment, end = node.find_open() or node.turns[-1]
+        continued = replace(whole, node=node, known=known, segment=segment, end=end)
         if template.history is History.TEMPLATE:
             ids = segment.extend_prompt((), end)
-            rendered = array("i", template.start(messages))
+            rendered = (await _render_whole(whole)).ids
             if rendered[:end] != ids:
-                return Prompt(rendered, messages, template)
+                return replace(whole, ids=rendered)
             closes = ids[-1] not in template.stop_ids and rendered[end] in template.stop_ids
-            return Prompt(rendered, messages, template, node, known, segment, end, closed=end + closes)
+            return replace(continued, ids=rendered, closed=end + closes)
+        delta = messages[known:]
         try:
-            extended = template.extend(messages[known:])
+            extended = await run_unblocked(rendering_size(delta), template.extend, delta)
         except TemplateError:  # a kind of delta that is not exact: render everything
-            return Prompt(array("i", template.start(messages)), messages, template)
+            return await _render_whole(whole)
         added = extended.after(segment.id_at(end - 1))
-        closed = end + len(added) - len(extended.ids)
         ids = segment.extend_prompt(added, end)
-        return Prompt(ids, messages, template, node, known, segment, end, closed=closed)
+        return replace(continued, ids=ids, closed=end + len(added) - len(extended.ids))
 
     def record(self, prompt: Prompt, completion: Completion, sampled: Message, sent: Message) -> Node:
         """Record a turn. sampled: the parsed message. sent: as the client sees it. Returns the node of the turn."""
@@ -180,14 +175,10 @@ class Recorder:
         segment.append_completion(completion, sampled, turn=turn)
         self.follow_ups += prompt.is_follow_up
         self.continued += continues
-        walk = self._find_walk(prompt.template, prompt.messages)
-        place = walk.node
-        for message in prompt.messages[len(walk.messages) :]:
+        assert prompt.place is not None
+        place = prompt.place
+        for message in prompt.messages[prompt.depth :]:
             place = place.child(message)
-        if walk in self._walks:
-            self._walks.remove(walk)
-        last_turn = None if node is None else (node, prompt.known)
-        self._walks.append(_Walk(walk.root, place, prompt.messages, last_turn))
         place = place.child(sent)
         place.turns.append((segment, len(segment)))
         return place
@@ -222,14 +213,11 @@ class Recorder:
         self.segments.append(segment)
         return segment
 
-    def _find_walk(self, template: Template, messages: tuple[Message, ...]) -> _Walk:
-        """The longest recorded path that a conversation continues, or one that begins at its root.
 
-        Conversations with other tools have another root: the prompt contains the tools.
-        """
-        root = self._roots.setdefault(json.dumps(template.tools, sort_keys=True), Node())
-        walks = [walk for walk in self._walks if walk.root is root and walk.messages == messages[: len(walk.messages)]]
-        return max(walks, key=lambda walk: len(walk.messages), default=_Walk(root, root))
+async def _render_whole(prompt: Prompt) -> Prompt:
+    """The prompt with the ids of its whole conversation."""
+    ids = await run_unblocked(rendering_size(prompt.messages), prompt.template.start, prompt.messages)
+    return replace(prompt, ids=array("i", ids))
 
 
 def message_key(message: Message) -> MessageKey:

@@ -21,11 +21,11 @@ from agentfly.gateway.chat import (
     get,
     get_list,
     parse_call,
+    parse_messages,
     parse_sampling,
     parse_schema,
     parse_text,
 )
-from agentfly.gateway.request_parser import RequestParser
 from agentfly.templates.template import Template
 from agentfly.types import Message, ToolCall
 
@@ -33,12 +33,12 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 _TEXT_PARTS = ("input_text", "output_text", "text", "refusal")
 
 
-def parse_request(body: Mapping[str, Any], parser: RequestParser) -> ChatRequest:
+def parse_request(body: Mapping[str, Any]) -> ChatRequest:
     """Read the body of a request to /responses. Raises ApiError."""
-    given = body.get("input")
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else get_list(body, "input")
+    text = body.get("input")
+    items = [{"role": "user", "content": text}] if isinstance(text, str) else get_list(body, "input")
     previous = get(body, "previous_response_id", str, "")
-    messages = parser.parse(items, _parse_item, check_results=not previous)
+    messages = parse_messages(items, _parse_item, check_results=not previous)
     tools = []
     for tool in get_list(body, "tools"):
         if tool.get("type") != "function":

@@ -24,8 +24,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from agentfly.backends.base import Backend
 from agentfly.gateway import anthropic_messages, chat_completions, responses
-from agentfly.gateway.chat import ApiError, ChatReply, Delta
-from agentfly.gateway.request_parser import parse_body
+from agentfly.gateway.chat import ApiError, ChatReply, Delta, parse_body, run_unblocked
 from agentfly.gateway.session import GatewaySession, TemplateCache, Turn
 from agentfly.http_server import BrowserGuard, RequestError, read_key, read_request
 
@@ -123,10 +122,10 @@ class GatewayApp:
             session = gateway.get_session(key, headers.get(CHAIN_HEADER, "")[:200])
         data = await _read_body(headers, receive)
         if path == "/v1/completions":
-            return await self._complete(session, parse_body(data), receive)
+            return await self._complete(session, data, receive)
         api, stream = _APIS[path]
-        body = session.parser.read(data, "input" if api is responses else "messages")
-        turn = await session.prepare(api.parse_request(body, session.parser))
+        request = await run_unblocked(len(data), lambda: api.parse_request(parse_body(data)))
+        turn = await session.prepare(request)
         template = turn.prompt.template
         if turn.request.stream:
             writer = stream(turn.id, turn.request, turn.created)
@@ -134,10 +133,12 @@ class GatewayApp:
         reply = await run_while_connected(session, turn, receive)
         return JSONResponse(api.format_reply(reply, template))
 
-    async def _complete(self, session: GatewaySession, body: Mapping[str, Any], receive: Receive) -> Respond:
+    async def _complete(self, session: GatewaySession, data: bytearray, receive: Receive) -> Respond:
         """The response to a request of /completions; a stream has one event, since its log-probabilities come last."""
         template = self._gateway.templates.base
-        ids, stop_ids, request = chat_completions.parse_completion(body, template)
+        ids, stop_ids, request = await run_unblocked(
+            len(data), lambda: chat_completions.parse_completion(parse_body(data), template)
+        )
         turn = session.prepare_tokens(ids, request, template)
         turn.stop_ids = stop_ids
         reply = await run_while_connected(session, turn, receive)

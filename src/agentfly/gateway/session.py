@@ -21,9 +21,18 @@ from typing import Any
 
 from agentfly.backends.base import Backend, Request
 from agentfly.errors import AgentFlyError, BackendFault, ConfigError, DataError, TemplateError
-from agentfly.gateway.chat import ApiError, ChatReply, ChatRequest, Delta, client_message
+from agentfly.gateway.chat import (
+    ApiError,
+    ChatReply,
+    ChatRequest,
+    Delta,
+    client_message,
+    order_results,
+    rendering_size,
+    require_call,
+    run_unblocked,
+)
 from agentfly.gateway.recorder import Prompt, Recorder
-from agentfly.gateway.request_parser import RequestParser, require_call
 from agentfly.gateway.streaming import ReplyStream
 from agentfly.rollout.config import ChainSettings
 from agentfly.rollout.events import Event, ReplyReceived, TokensSampled
@@ -104,7 +113,6 @@ class GatewaySession:
         self.settings = settings
         self.name = name
         self.recorder = Recorder() if record else None
-        self.parser = RequestParser(8 if record else 0)
         self.failures: list[Failure] = []
         """Failed requests; the client may have continued after them."""
         self.stop: StopReason | None = None
@@ -135,18 +143,22 @@ class GatewaySession:
             if recorder is None:
                 raise ApiError("previous_response_id needs a gateway that records; send the whole conversation instead")
             earlier = recorder.conversation(request.previous, request.instructions)
-            names = {each.id: each.name for message in earlier for each in message.tool_calls}
+            names = {call.id: call.name for message in earlier for call in message.tool_calls}
             added = [
-                replace(each, name=each.name or require_call(each.tool_call_id, names)) if each.role == "tool" else each
-                for each in request.messages
+                replace(message, name=message.name or require_call(message.tool_call_id, names))
+                if message.role == "tool"
+                else message
+                for message in request.messages
             ]
             request = replace(request, messages=(*earlier, *added))
+        request = replace(request, messages=order_results(request.messages))
         try:
             template = await self.templates.get(request.tools)
             if recorder is None:
-                prompt = Prompt(array("i", template.start(request.messages)), request.messages, template)
+                ids = await run_unblocked(rendering_size(request.messages), template.start, request.messages)
+                prompt = Prompt(array("i", ids), request.messages, template)
             else:
-                prompt = recorder.prepare(template, request.messages)
+                prompt = await recorder.prepare(template, request.messages)
         except (ConfigError, DataError, TemplateError) as error:
             raise ApiError(str(error)) from error
         return Turn(self, request, prompt, self._limit(request.sampling, len(prompt.ids)))

@@ -30,6 +30,9 @@ System text and earlier assistant turns are trusted."""
 _THINKING_OPENINGS = ("<think>", "[THINK]", "<|START_THINKING|>", "<mm:think>", "<|open|>think<|sep|>")
 """Endings of a prompt that has already opened the model's thinking."""
 
+_MAX_FORM_MESSAGES = 32
+"""Longer conversations and deltas are rendered: to learn a form takes some twenty renderings."""
+
 _MAX_PENDING_TOKENS = 64
 """Maximum number of streamed tokens that are withheld because their text ends in an incomplete character."""
 
@@ -324,6 +327,8 @@ class Template:
         self, messages: Sequence[Message], rendering: Rendering, encode: Callable[[str], Sequence[int]]
     ) -> tuple[int, list[int]] | None:
         """The closing token and the ids if `rendering` puts these messages into a known fixed form, else None."""
+        if len(messages) > _MAX_FORM_MESSAGES:
+            return None
         contents: list[str] = []
         shape: tuple[object, ...] = (rendering.__name__,)
         for message in messages:
