@@ -125,7 +125,10 @@ def _candidates(
     if not sources:
         raise ConfigError(f"this tokenizer has no chat template. {_suggest(tokens)}")
     for source in sources:
-        yield family or next((f for f in FAMILIES.values() if f.matches(source, tokens)), UNKNOWN), source
+        chosen = family or next((f for f in FAMILIES.values() if f.matches(source, tokens)), UNKNOWN)
+        yield chosen, source
+        if with_tools and chosen.tools_source:
+            yield chosen, chosen.tools_source + source
 
 
 def _families_by_alias() -> dict[str, Family]:
@@ -153,9 +156,9 @@ def _suggest(tokens: set[str], *, tools: bool = False, exclude: Family | None = 
     """Name the built-in formats for a tokenizer with these tokens; `tools`: those that describe tools."""
     fit = []
     for family in FAMILIES.values():
-        if family.format is None or not set(family.needs) <= tokens or family is exclude:
+        if not {*family.needs, *family.tokens} <= tokens or family is exclude:
             continue
-        if family.format.tools or not tools:
+        if (tools and family.tools_source) or (family.format and (family.format.tools or not tools)):
             fit.append(family.name)
     if tools:
         suggestion = f"template={' or '.join(map(repr, fit))} does; or describe" if fit else "Describe"

@@ -194,6 +194,8 @@ class Family:
     """The image placeholder for templates that render text only; empty: unknown."""
     format: ChatFormat | None = None
     """The built-in chat format; None: the tokenizer's own template is used."""
+    tools_source: str = ""
+    """Jinja before a template of the family that shows no tools: it adds `tools` to the system message."""
     corrected: str = ""
     """How the template renders tool results incorrectly from the second round of calls on; empty: it does not."""
     aliases: tuple[str, ...] = ()

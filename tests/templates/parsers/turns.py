@@ -498,11 +498,66 @@ FUNCTIONARY = [
     GoodTurn("functionary-v3.2", '>>>weather\n{"city": "Paris"}', "", [PARIS]),
 ]
 
+FUNCTION_GEMMA = [
+    GoodTurn(
+        "functiongemma",
+        "I look.<start_function_call>call:weather{city:<escape>Paris<escape>}<end_function_call>"
+        "<start_function_call>call:now{}<end_function_call>",
+        "I look.",
+        [PARIS, ("now", {})],
+    ),
+    GoodTurn(
+        "functiongemma",
+        "<start_function_call>call:f{a:1,b:[true,<escape>x, }y<escape>],c:{d:null,e:-2.5}}<end_function_call>",
+        "",
+        [("f", {"a": 1, "b": [True, "x, }y"], "c": {"d": None, "e": -2.5}})],
+    ),
+]
+
+PARIS_JSON, ROME_JSON = (f'{{"name": "weather", "arguments": {{"city": "{city}"}}}}' for city in ("Paris", "Rome"))
+JSON_LISTS = [
+    GoodTurn("granite", f"<|tool_call|>[{PARIS_JSON}, {ROME_JSON}]", "", [PARIS, ROME]),
+    GoodTurn("granite", f"I look.\n<tool_call> [{PARIS_JSON}]", "I look.", [PARIS]),
+    GoodTurn("granite", "Write <tool_call> or {[}.", "Write <tool_call> or {[}."),
+    GoodTurn(
+        "phi-4-mini",
+        f"I look.<|tool_call|>[{PARIS_JSON}, {ROME_JSON}]<|/tool_call|>",
+        "I look.",
+        [PARIS, ROME],
+    ),
+    GoodTurn("phi-4-mini", f"functools[{PARIS_JSON}]", "", [PARIS]),
+    GoodTurn("phi-4-mini", "Use functools[0] and [1].", "Use functools[0] and [1]."),
+    GoodTurn("xlam", f"[{PARIS_JSON}, {ROME_JSON}]", "", [PARIS, ROME]),
+    GoodTurn("xlam", f"<think>Hm.</think>\n[{PARIS_JSON}]", "", [PARIS], "Hm."),
+    GoodTurn("xlam", '[{"name": "Bob", "age": 3}]', '[{"name": "Bob", "age": 3}]'),
+    GoodTurn("xlam", "[]", "[]"),
+    GoodTurn(
+        "internlm2",
+        'I look.<|action_start|><|plugin|>\n{"name": "weather", "parameters": {"city": "Paris"}}<|action_end|>\n'
+        f"<|action_start|> <|plugin|>{ROME_JSON}<|action_end|>",
+        "I look.",
+        [PARIS, ROME],
+    ),
+]
+
+LLAMA_4 = [
+    GoodTurn(
+        "llama-4",
+        '<|python_start|>I look.<|python_end|>{"name": "weather", "parameters": {"city": "Paris"}}'
+        '{"name": "weather", "parameters": {"city": "Rome"}}',
+        "I look.",
+        [PARIS, ROME],
+    ),
+    GoodTurn("llama-4", f"<|python_start|>{PARIS_JSON}; {ROME_JSON}<|python_end|>", "", [PARIS, ROME]),
+    GoodTurn("llama-4", f"I look.\n{PARIS_JSON}", "I look.", [PARIS]),
+    GoodTurn("llama-4", '{"name": "Bob", "age": 3}', '{"name": "Bob", "age": 3}'),
+]
+
 NAMES = [
     *("plain", "hermes", "qwen-xml", "llama-json", "llama-pythonic", "mistral"),
     *("deepseek", "glm", "harmony", "command-r", "gemma", "gemma-4", "deepseek-dsml", "kimi-k2", "kimi-k3"),
     *("minimax-m2", "minimax-m3", "lfm2", "nemotron-v2", "apertus", "apriel", "gigachat", "minicpm", "muse"),
-    *("functionary-v3.1", "functionary-v3.2"),
+    *("functionary-v3.1", "functionary-v3.2", "functiongemma", "granite", "phi-4-mini", "internlm2", "llama-4", "xlam"),
 ]
 
 PLAIN = [GoodTurn(name, PROSE, PROSE) for name in NAMES] + [
@@ -531,4 +586,7 @@ GOOD_TURNS = [
     *MINICPM,
     *MUSE,
     *FUNCTIONARY,
+    *FUNCTION_GEMMA,
+    *JSON_LISTS,
+    *LLAMA_4,
 ]

@@ -40,5 +40,11 @@ PARSERS: dict[str, TurnParser] = {
     "muse": xml_calls.parse_muse,
     "functionary-v3.1": json_calls.parse_functionary_v31,
     "functionary-v3.2": json_calls.parse_functionary_v32,
+    "functiongemma": gemma.parse_functiongemma,
+    "granite": json_calls.parse_granite,
+    "phi-4-mini": json_calls.parse_phi4_mini,
+    "internlm2": json_calls.parse_internlm2,
+    "llama-4": json_calls.parse_llama4,
+    "xlam": json_calls.parse_xlam,
 }
 """By name, in the order in which they are tried on a template whose call syntax is unknown."""

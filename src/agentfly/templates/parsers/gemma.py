@@ -1,4 +1,4 @@
-"""Parsers for Gemma 2 and 3 (`gemma`) and Gemma 4 (`gemma-4`).
+"""Parsers for Gemma 2 and 3 (`gemma`), Gemma 4 (`gemma-4`) and FunctionGemma (`functiongemma`).
 
 Gemma 2 and 3 have no call markers; the prompt defines the form. The parser accepts a `tool_code` fence with Python
 calls, a `json` fence with a call object, or either without a fence. Other fences, and JSON without the keys of a call,
@@ -6,12 +6,15 @@ are content.
 
     Gemma 4: <|tool_call>call:NAME{key:<|"|>text<|"|>,other:[1,true],nested:{a:null}}<tool_call|>
 
-Strings are delimited by `<|"|>` tokens and have no escapes; keys may be delimited by them too.
+    FunctionGemma: <start_function_call>call:NAME{key:<escape>text<escape>,other:[1,true]}<end_function_call>
+
+Strings are delimited by `<|"|>` or `<escape>` tokens and have no escapes; keys may be delimited by them too.
 """
 
 from __future__ import annotations
 
 import re
+from functools import partial
 
 from agentfly.templates.parsers.calls import MAX_DEPTH, parse_json, parse_name
 from agentfly.templates.parsers.json_calls import LLAMA_EXAMPLE, LLAMA_OBJECT, parse_llama_if_call
@@ -28,7 +31,6 @@ parse_gemma = BlockParser(
     hint="`[{<",
 )
 
-_QUOTE = '<|"|>'
 _GEMMA4_EXAMPLE = '<|tool_call>call:NAME{key:<|"|>text<|"|>,other:1}<tool_call|>'
 _SPACE = re.compile(r"\s*+")
 _VALUE_END = re.compile(r"[,\]}]")
@@ -38,8 +40,10 @@ _PYTHON_CONSTANTS = {"None": None, "True": True, "False": False}
 class _ValueParser:
     """Recursive-descent parser for the arguments of Gemma 4; raises ValueError on malformed text."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, quote: str) -> None:
+        """`quote`: the token on both sides of a string."""
         self.text = text
+        self.quote = quote
         self.at = 0
 
     def parse_object(self, depth: int = 0) -> dict[str, object]:
@@ -48,7 +52,7 @@ class _ValueParser:
         while not self._take("}"):
             if values:
                 self._expect(",", "',' or '}'")
-            key = self._parse_quoted_text() if self._take(_QUOTE) else self._read_until(":").strip()
+            key = self._parse_quoted_text() if self._take(self.quote) else self._read_until(":").strip()
             self._expect(":")
             if key in values:
                 raise ValueError(f"its argument {key:.40} is given twice")
@@ -67,7 +71,7 @@ class _ValueParser:
     def _parse_value(self, depth: int) -> object:
         if depth > MAX_DEPTH:
             raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
-        if self._take(_QUOTE):
+        if self._take(self.quote):
             return self._parse_quoted_text()
         if self.text.startswith("{", self.at):
             return self.parse_object(depth)
@@ -78,14 +82,14 @@ class _ValueParser:
         if plain not in _PYTHON_CONSTANTS:
             value, stop, error = parse_json(plain)
             if error or plain[stop:].strip():
-                raise ValueError(f"the value {plain[:40]!r} is neither JSON nor text between {_QUOTE}")
+                raise ValueError(f"the value {plain[:40]!r} is neither JSON nor text between {self.quote}")
         else:
             value = _PYTHON_CONSTANTS[plain]
         self.at = end.start() if end else len(self.text)
         return value
 
     def _parse_quoted_text(self) -> str:
-        return self._read_until(_QUOTE, skip=True)
+        return self._read_until(self.quote, skip=True)
 
     def _read_until(self, mark: str, skip: bool = False) -> str:
         end = self.text.find(mark, self.at)
@@ -108,14 +112,14 @@ class _ValueParser:
             raise ValueError(f"{what or repr(mark)} is missing at character {self.at}, where {there}")
 
 
-def _parse_gemma4_call(body: str) -> list[ToolCall]:
+def _parse_gemma_call(body: str, quote: str) -> list[ToolCall]:
     head, brace, rest = body.partition("{")
     name, problem = parse_name(head.strip().removeprefix("call:"))
     if not problem and not head.strip().startswith("call:"):
         problem = "it does not begin with call:NAME"
     if problem:
         return [ToolCall(name, problem=problem)]
-    parser = _ValueParser(brace + rest)
+    parser = _ValueParser(brace + rest, quote)
     try:
         arguments = parser.parse_object()
     except ValueError as error:
@@ -126,7 +130,17 @@ def _parse_gemma4_call(body: str) -> list[ToolCall]:
 
 
 parse_gemma4 = BlockParser(
-    CallBlock(r"<\|tool_call>", "<tool_call|>", _parse_gemma4_call, _GEMMA4_EXAMPLE),
+    CallBlock(r"<\|tool_call>", "<tool_call|>", partial(_parse_gemma_call, quote='<|"|>'), _GEMMA4_EXAMPLE),
     thinking=("<|channel>thought", "<channel|>"),
     stray=r"<tool_call\|>",
+)
+
+parse_functiongemma = BlockParser(
+    CallBlock(
+        "<start_function_call>",
+        "<end_function_call>",
+        partial(_parse_gemma_call, quote="<escape>"),
+        "<start_function_call>call:NAME{key:<escape>text<escape>,other:1}<end_function_call>",
+    ),
+    stray="<end_function_call>",
 )

@@ -7,6 +7,11 @@ Whole calls as JSON objects between markers:
     apertus                         <|tools_prefix|>[{"NAME": {…}}]<|tools_suffix|>: the end marker ends the turn
     command-r                       a list in <|START_ACTION|>…<|END_ACTION|> or in an `Action:` fence
     llama-json                      {"name": …, "parameters": {…}} at the start of a line, several separated by `;`
+    llama-4                         the same, one after another, at the start or after <|python_start|>…<|python_end|>
+    granite                         <|tool_call|>[{…}, …]: no end marker; Granite 3.1 writes <tool_call>
+    phi-4-mini                      <|tool_call|>[{…}, …]<|/tool_call|>, or functools[{…}, …]
+    internlm2                       <|action_start|><|plugin|>{"name": …, "parameters": {…}}<|action_end|>
+    xlam                            [{"name": …, "arguments": {…}}, …] at the start of a line: no markers
 
 Names as text and arguments as JSON:
 
@@ -53,6 +58,24 @@ def _parse_objects(body: str) -> list[ToolCall]:
 parse_hermes = _make_parser("<tool_call>", "</tool_call>", _JSON.parse, _OBJECT)
 parse_apriel = _make_parser("<tool_calls>", "</tool_calls>", _parse_objects, f"[{_OBJECT}]")
 parse_nemotron = _make_parser("<TOOLCALL>", "</TOOLCALL>", _parse_objects, f"[{_OBJECT}]")
+parse_granite = BlockParser(
+    CallBlock(r"<\|tool_call\|>|<tool_call>(?=\s*+\[)", "", _JSON.parse_list, f"<|tool_call|>[{_OBJECT}]")
+)
+parse_phi4_mini = BlockParser(
+    CallBlock(r"<\|tool_call\|>", "<|/tool_call|>", _JSON.parse_list, f"<|tool_call|>[{_OBJECT}]<|/tool_call|>"),
+    CallBlock(r"^functools(?=\[)", "", _JSON.parse_list, f"functools[{_OBJECT}]"),
+    stray=r"<\|/tool_call\|>",
+    hint="<[",
+)
+parse_xlam = BlockParser(
+    CallBlock(
+        r'^[ \t]*(?=\[\s*\{\s*"name"\s*:)',
+        None,
+        lambda body: _JSON.parse_list(body) if '"arguments"' in body else None,
+        f"[{_OBJECT}]",
+    ),
+    hint="[<",
+)
 parse_gigachat = _make_parser("<|function_call|>", "", _JSON.parse, _OBJECT)
 
 _APERTUS_END = "<|tools_suffix|>"
@@ -135,6 +158,47 @@ parse_llama_json = BlockParser(
     CallBlock(r"<\|python_tag\|>", "", _parse_llama_objects, LLAMA_EXAMPLE),
     CallBlock(LLAMA_OBJECT, "", parse_llama_if_call, LLAMA_EXAMPLE),
     hint="{<",
+)
+
+_LLAMA4_END = "<|python_end|>"
+_LLAMA4_SEPARATOR = re.compile(r"[;\s]*+")
+
+
+def _parse_llama4_objects(body: str) -> list[ToolCall] | None:
+    """Parse call objects one after another, separated by nothing or by `;`."""
+    body = body.rstrip().removesuffix(_LLAMA4_END).rstrip().removesuffix(";")
+    calls: list[ToolCall] = []
+    at = 0
+    while at < len(body):
+        value, at, error = parse_json(body, at)
+        if error:
+            calls.append(_LLAMA.invalid_json(body[at:], error))
+            break
+        calls.append(_LLAMA.from_value(value))
+        if space := _LLAMA4_SEPARATOR.match(body, at):
+            at = space.end()
+    return calls if '"parameters"' in body or '"arguments"' in body else None
+
+
+parse_llama4 = BlockParser(
+    CallBlock(
+        r'(?:^[ \t]*|<\|python_(?:start|end)\|>\s*+)(?=\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:)',
+        "",
+        _parse_llama4_objects,
+        LLAMA_EXAMPLE,
+    ),
+    frame=r"<\|python_(?:start|end)\|>",
+    hint="{<",
+)
+_INTERNLM2_END = "<|action_end|>"
+parse_internlm2 = BlockParser(
+    CallBlock(
+        r"<\|action_start\|>\s*+<\|plugin\|>",
+        _INTERNLM2_END,
+        _LLAMA.parse,
+        f"<|action_start|><|plugin|>\n{LLAMA_EXAMPLE}{_INTERNLM2_END}",
+    ),
+    stray=re.escape(_INTERNLM2_END),
 )
 
 _MISTRAL_HEAD = re.compile(r'([^\[\]{}"]*)(?:\[CALL_ID\]([^\[\]{}"]*))?\[ARGS\]')
