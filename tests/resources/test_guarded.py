@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from agentfly.resources.guarded import GuardedProcess
+from agentfly.resources.supervisor import Supervisor
 
 pytestmark = [
     pytest.mark.integration,
@@ -28,8 +29,23 @@ async def test_a_program_has_exactly_its_environment_and_its_exit_code() -> None
     process.stdin.close()
     words = (await process.stdout.read()).decode().split()
     assert words[:2] == ["input", "value"]
-    assert int(words[2]) <= 2  # Python may add LC_CTYPE
+    assert int(words[2]) <= 3  # with AGENTFLY_OWNER; Python may add LC_CTYPE
     assert await process.wait() == 7
+    await process.end()
+
+
+async def test_the_start_of_a_supervisor_does_not_end_running_programs() -> None:
+    """It ends the workers that an earlier supervisor of the same process has left."""
+    process = await start("import time; print(1, flush=True); time.sleep(99)")
+    await process.stdout.readline()
+    supervisor = Supervisor()
+    worker = supervisor.open()
+    while worker.guardian is None:
+        await asyncio.sleep(0.01)
+    assert process.returncode is None
+    worker.drop()
+    worker.socket.close()
+    supervisor.close()
     await process.end()
 
 

@@ -16,7 +16,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agentfly import sandbox
+from agentfly.resources.rpc.server import OWNER
 from agentfly.sandbox.inside import process_tree
+from agentfly.sandbox.owner import process_name
 
 _GUARDIAN = str(Path(sandbox.__file__).parent / "inside" / "__main__.py")
 _LIMIT = 1 << 16
@@ -46,8 +48,10 @@ class GuardedProcess:
     async def start(
         cls, command: Sequence[str], *, env: Mapping[str, str], cwd: str | os.PathLike[str] | None = None
     ) -> GuardedProcess:
-        """Start a program with exactly these environment variables."""
+        """Start a program with exactly these environment variables, and its mark for cleaning up."""
         config = json.dumps({"command": list(command), "owner": os.getpid()})
+        # Not the mark of workers, of which a supervisor kills those that it finds at its start.
+        mark = {OWNER: f"{process_name(os.getpid())}-guarded"}
         loop = asyncio.get_running_loop()
         # As create_subprocess_exec does, which does not return the transport; nothing else closes the pipes.
         transport, protocol = await loop.subprocess_exec(
@@ -56,7 +60,7 @@ class GuardedProcess:
             stdin=PIPE,
             stdout=PIPE,
             stderr=PIPE,
-            env=dict(env),
+            env={**env, **mark},
             cwd=cwd,
             start_new_session=True,  # Ctrl-C goes to this process only
         )

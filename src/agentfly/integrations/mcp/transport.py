@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
@@ -21,8 +20,6 @@ from mcp.shared.message import SessionMessage
 
 from agentfly.errors import describe, sanitize
 from agentfly.resources.guarded import GuardedProcess
-from agentfly.resources.rpc.server import OWNER
-from agentfly.sandbox.owner import process_name
 
 TOO_LARGE = -32099
 """Error code, from the range that JSON-RPC leaves to implementations, of a result that is larger than allowed."""
@@ -46,7 +43,7 @@ class StdioTransport:
 
     def __init__(self, command: Sequence[str], *, env: Mapping[str, str], cwd: str, max_bytes: int) -> None:
         self._command = list(command)
-        self._env = {**get_default_environment(), **env, OWNER: process_name(os.getpid()) or ""}
+        self._env = {**get_default_environment(), **env}
         self._cwd = cwd
         self._max_bytes = max_bytes
         self._process: GuardedProcess | None = None
