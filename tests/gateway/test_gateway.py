@@ -206,7 +206,7 @@ async def test_results_are_shown_in_the_order_of_their_calls() -> None:
     async with serve(lambda turn: calls if turn.turn == 0 else "done") as gateway:
         key, session = await gateway.open_session(SETTINGS)
         first = (await ask(gateway, key, [USER], tools=[TOOL])).json()["choices"][0]["message"]
-        ids = [each["id"] for each in first["tool_calls"]]
+        ids = [tool_call["id"] for tool_call in first["tool_calls"]]
 
         def answer(*contents: tuple[str, str]) -> list[dict[str, str]]:
             return [{"role": "tool", "tool_call_id": call_id, "content": text} for call_id, text in contents]
@@ -236,7 +236,7 @@ async def test_a_long_conversation_does_not_block_other_clients(roles: tuple[str
             longest = max(longest, time.perf_counter() - started)
             await asyncio.sleep(0.01)
         assert (await asking).is_success
-    assert longest < 1.0
+    assert longest < 2.0
 
 
 async def test_chains_without_a_rollout_have_a_time_limit() -> None:

@@ -102,8 +102,8 @@ class StdioTransport:
     async def _write_stdin(self) -> None:
         assert self._process is not None
         try:
-            async for each in self._to_send:
-                line = each.message.model_dump_json(by_alias=True, exclude_unset=True)
+            async for sent in self._to_send:
+                line = sent.message.model_dump_json(by_alias=True, exclude_unset=True)
                 self._process.stdin.write(line.encode() + b"\n")
                 await self._process.stdin.drain()
         except (ConnectionError, anyio.ClosedResourceError):
