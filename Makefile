@@ -37,7 +37,7 @@ VERIFIERS  ?= .venv-verifiers
 OPENENV    ?= .venv-openenv
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test quick matrix slow-smoke browser-full docs demo format bench bench-check gateway gateway-full mcp vllm verl verl-full verifiers openenv clean
+.PHONY: help setup test quick coverage matrix slow-smoke browser-full docs demo format bench bench-check gateway gateway-full mcp vllm verl verl-full verifiers openenv clean
 
 help:  ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
@@ -59,6 +59,9 @@ types-and-layers: $(DEV)
 
 pytest: $(DEV)
 	@echo "» pytest";              $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow_smoke"
+
+coverage: $(DEV)  ## run the quick tests and report the lines they reach, in build/coverage
+	@$(BIN)/python -m pytest --quick -n $(WORKERS) --dist loadfile --cov agentfly --cov-report html:build/coverage --cov-report term:skip-covered
 
 quick: $(DEV)  ## run the tests that start no process and no model
 	@$(BIN)/python -m pytest --quick -n $(WORKERS) --dist loadfile
