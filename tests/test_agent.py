@@ -493,29 +493,6 @@ def test_unknown_argument_is_answered_with_the_right_name(argument: str, said: s
         HFAgent(**arguments)
 
 
-def generate_original(self: Any, messages_list: Any, **options: Any) -> None: ...
-
-
-def parse_original(self: Any, responses: Any, tools: Any) -> None: ...
-
-
-def use_engine(self: Any, calls: Any, results: Any) -> Any:
-    return self.llm_engine.generate(calls)
-
-
-@pytest.mark.parametrize(
-    ("name", "method", "said"),
-    [
-        ("generate_async", generate_original, "write `async def generate_async"),
-        ("parse", parse_original, "write `def parse"),
-        ("observe", use_engine, "Mine.observe uses `llm_engine`"),
-    ],
-)
-def test_method_of_the_original_is_refused_when_the_class_is_made(name: str, method: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        type("Mine", (BaseAgent,), {name: method})
-
-
 async def test_plain_function_is_a_reward_and_a_tool_has_another_name() -> None:
     def half(prediction: str) -> float:
         return 0.5

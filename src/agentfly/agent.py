@@ -6,7 +6,7 @@ import asyncio
 import difflib
 import inspect
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,16 @@ from agentfly.backends.base import Backend, PromptFormat, Request
 from agentfly.environment import Environment
 from agentfly.errors import ConfigError, DataError
 from agentfly.images import ImageConfig, fetch_image, normalize_image
+from agentfly.llm_engine import (
+    GENERATE_ARGUMENTS,
+    PARSE_ARGUMENTS,
+    LLMEngine,
+    SampledText,
+    completion_text,
+    parse_batch,
+    sample_batch,
+    takes_batch,
+)
 from agentfly.models import resolve
 from agentfly.resources import ResourceManager
 from agentfly.rollout import Chain, RunResult, rollout
@@ -43,11 +53,6 @@ _NEAR_MISSES = {
     "prompt": "system_prompt", "system": "system_prompt", "chat_template": "template", "engine": "backend",
 }  # fmt: skip
 """Arguments that users try → those they mean."""
-_SIGNATURES = {
-    "generate_async": "async def generate_async(self, request: Request) -> Completion",
-    "parse": "def parse(self, text: str) -> Reply",
-}
-"""Methods that subclasses override, with the signatures they must have."""
 HIDDEN_IMAGE = "(an image, which cannot be shown here)"
 """Replaces an image in the prompt of a model that cannot see it."""
 RecoveryRuleLike = RecoveryRule | str | Mapping[str, Any]
@@ -57,7 +62,8 @@ class BaseAgent:
     """Binds a model to tools, a system prompt and loop-control settings.
 
     A subclass defines how tools are presented and how replies are parsed: it overrides `parse` and, if needed,
-    `generate_async`, `observe` or `describe_tools`. An agent can run any number of times, also concurrently.
+    `generate_async`, `observe` or `describe_tools`. `parse` and `generate_async` may have the signatures of the original
+    AgentFly. An agent can run any number of times, also concurrently.
     """
 
     native_tools = True
@@ -67,29 +73,6 @@ class BaseAgent:
     default_on_no_call: RecoveryRuleLike = "end"
     chain_class: type[Chain] = Chain
     """The loop that runs a chain."""
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        # Methods with the signatures of the original AgentFly would fail in a run.
-        own = {name: each for name, each in vars(cls).items() if inspect.isfunction(each)}
-        for name, write in _SIGNATURES.items():
-            if name not in own:
-                continue
-            parameters = list(inspect.signature(own[name]).parameters)
-            try:
-                inspect.signature(own[name]).bind(None, None)
-                original = parameters[1:2] in (["messages"], ["messages_list"], ["responses"])
-            except TypeError:
-                original = True
-            if original:
-                given = f"{cls.__name__}.{name}({', '.join(parameters)})"
-                raise ConfigError(f"{given} is called with one turn, not like this; write `{write}`")
-        for name, each in own.items():
-            if "llm_engine" in each.__code__.co_names:
-                raise ConfigError(
-                    f"{cls.__name__}.{name} uses `llm_engine`, which an agent does not have; write "
-                    "`await self.backend.generate(request)` in `generate_async`"
-                )
 
     def __new__(cls, *args: Any, **settings: Any) -> Self:
         # An argument that no constructor of the agent takes gets an error with the name that was meant.
@@ -155,6 +138,8 @@ class BaseAgent:
             RecoveryRule.of(on_invalid_call),
             RecoveryRule.of(on_tool_error),
         )
+        self._samples_batch = takes_batch(self.generate_async, GENERATE_ARGUMENTS)
+        self._parses_batch = takes_batch(self.parse, PARSE_ARGUMENTS)
         self.no_vision_reason = ""
         """Why images are hidden from the model, until it was reported."""
         self._own_manager = manager is None
@@ -176,6 +161,11 @@ class BaseAgent:
         """Name of the model that the backend samples from; that of a server may differ from `model_name_or_path`."""
         served = getattr(self.backend, "model", None)  # the embedded engine has the weights here
         return served if isinstance(served, str) else self.model_name_or_path
+
+    @property
+    def llm_engine(self) -> LLMEngine:
+        """Samples the turns of agents with the signatures of the original AgentFly."""
+        return LLMEngine(self)
 
     # ── methods that subclasses override ──
 
@@ -333,15 +323,26 @@ class BaseAgent:
         """The tool schemas for the chat template; empty if the system prompt describes the tools."""
         return self.toolbox.schemas if self.native_tools else ()
 
+    async def sample(
+        self, request: Request, messages: Sequence[Message], replace_history: Callable[[Sequence[Message]], Request]
+    ) -> tuple[Request, Completion]:
+        """Sample one turn with `generate_async`. Returns the request that was sampled, too.
+
+        `replace_history` replaces the history of the chain and returns the new request.
+        """
+        if self._samples_batch:
+            return await sample_batch(self.generate_async, request, messages, self.schemas, replace_history)
+        return request, await self.generate_async(request)
+
     def read(self, request: Request, completion: Completion) -> Reply:
         """Parse a completion: its tokens, or the message that a server already parsed."""
         message = completion.message
-        if message is not None:
-            overridden = type(self).parse is not BaseAgent.parse
-            return self.parse(message.text) if overridden and not message.tool_calls else Reply(message)
-        if self.template is None:
-            raise ConfigError("this backend returns tokens, and the agent has no template to parse them with")
-        return self.parse(self.template.text(completion.token_ids, request.prompt))
+        if message is not None and (message.tool_calls or type(self).parse is BaseAgent.parse):
+            return Reply(message)
+        text = completion_text(self.template, request, completion)
+        if self._parses_batch:
+            return parse_batch(self.parse, SampledText(text, completion), self.tools)
+        return self.parse(text)
 
     # ── construction ──
 

@@ -30,7 +30,7 @@ from agentfly.schema import drop_nulls
 from agentfly.segment import Author
 from agentfly.templates.template import Template
 from agentfly.trajectory import StopReason, Trajectory, TurnRecord, chain_id
-from agentfly.types import Completion, FinishReason, Message, Task, ToolCall
+from agentfly.types import Completion, FinishReason, Message, Sampling, Task, ToolCall
 
 NO_WEIGHT_VERSION = -1
 """The weight version of tokens that no model sampled."""
@@ -228,7 +228,8 @@ def completion_from_reply(agent: BaseAgent, reply: Message) -> Completion:
             raise DataError(f"it calls {call.name!r}, which is not a tool of the agent; there are {names}")
     template = demonstration_template(agent)
     ids = template.write(agent.write_reply(reply))
-    parsed = agent.parse(template.text(ids, template.start([Message("user", "u")])))
+    completion = Completion(ids, [0.0] * len(ids), [NO_WEIGHT_VERSION] * len(ids), FinishReason.STOP)
+    parsed = agent.read(Request(template.start([Message("user", "u")]), Sampling()), completion)
     wanted, got = ([(call.name, dict(call.arguments)) for call in each.tool_calls] for each in (reply, parsed.message))
     same = wanted == got or _validate_calls(agent, wanted) == _validate_calls(agent, got)
     if reply.tool_calls and (not same or parsed.problems):
@@ -236,7 +237,7 @@ def completion_from_reply(agent: BaseAgent, reply: Message) -> Completion:
             f"{type(agent).__name__} with template {template.name!r} does not read {wanted} back, but "
             f"{got or 'no call'}: write such a turn as text, in the format that the agent asks its model for"
         )
-    return Completion(ids, [0.0] * len(ids), [NO_WEIGHT_VERSION] * len(ids), FinishReason.STOP)
+    return completion
 
 
 def _validate_calls(agent: BaseAgent, calls: Sequence[tuple[str, dict[str, Any]]]) -> list[tuple[str, Any]]:

@@ -21,6 +21,7 @@ from agentfly.errors import (
     ConfigError,
     DataError,
     EnvironmentFault,
+    Fault,
     NonFiniteError,
     RewardFault,
     describe,
@@ -189,20 +190,22 @@ class Chain:
             sampling = self._next_sampling()
             if isinstance(sampling, StopReason):
                 return sampling
-            request = self._build_request(sampling)
-            asked = time.perf_counter()
-            completion = await self.agent.generate_async(request)
-            answered = time.perf_counter()
+            started = time.perf_counter()
+            request, completion = await self.agent.sample(
+                self._build_request(sampling), self.transcript.messages, self._replace_history
+            )
+            generation_s = time.perf_counter() - started
             if completion.finish is FinishReason.ABORTED:
                 if completion.token_ids:
                     self._parse_reply(request, completion)
                     self._record_turn(completion, (), 0.0, 0.0)
                 self._add_failure(FailureKind.CANCELLED, "the backend aborted the turn")
                 return StopReason.CANCELLED
+            started = time.perf_counter()
             reply, message = self._parse_reply(request, completion)
             calls = message.tool_calls
             results = await self._run_calls(calls) if calls and not self._summarizing else []
-            self._record_turn(completion, results, answered - asked, time.perf_counter() - answered)
+            self._record_turn(completion, results, generation_s, time.perf_counter() - started)
             if self._summarizing:
                 self._fold_summary(message.text)
                 continue
@@ -277,6 +280,16 @@ class Chain:
             priority=self.settings.priority,
             on_tokens=on_tokens,
         )
+
+    def _replace_history(self, messages: Sequence[Message]) -> Request:
+        """Begin a segment with the history that the agent made, and return its request."""
+        if self.settings.folding is not None:
+            raise ConfigError("folding= and an agent that changes its history exclude each other; keep one")
+        self.transcript.begin(messages, Author.HISTORY, len(self.turns))
+        sampling = self._next_sampling()
+        if isinstance(sampling, StopReason):
+            raise Fault(f"the history that generate_async passed leaves no room for a reply ({sampling.value})")
+        return self._build_request(sampling)
 
     # ── after a turn ──
 

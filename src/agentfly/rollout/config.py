@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Protocol, TypedDict
 
@@ -39,8 +39,10 @@ class ChainAgent(Protocol):
     def initial_messages(self, task: Task) -> Sequence[Message]:
         """The conversation a chain starts with."""
 
-    async def generate_async(self, request: Request) -> Completion:
-        """Sample one turn."""
+    async def sample(
+        self, request: Request, messages: Sequence[Message], replace_history: Callable[[Sequence[Message]], Request]
+    ) -> tuple[Request, Completion]:
+        """Sample one turn; returns the request that was sampled, too: the agent may replace the history."""
 
     def read(self, request: Request, completion: Completion) -> Reply:
         """Parse a sampled turn."""
