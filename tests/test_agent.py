@@ -16,7 +16,7 @@ from agentfly.agents import BaseAgent, HFAgent
 from agentfly.backends.base import Request
 from agentfly.backends.scripted import ScriptedBackend
 from agentfly.demonstrations import demonstrate
-from agentfly.errors import AgentFlyError, ConfigError, DataError
+from agentfly.errors import AgentFlyError, BackendFault, ConfigError, DataError
 from agentfly.rollout.config import parse_tasks
 from agentfly.rollout.events import (
     ChainEnded,
@@ -32,7 +32,7 @@ from agentfly.rollout.history import KeepImages, StepHistory
 from agentfly.rollout.limits import RecoveryRule
 from agentfly.trajectory import StopReason
 from agentfly.types import Completion, Message, Reply, Sampling
-from tests.fakes import Recording, Server, byte_agent, call, said, texts
+from tests.fakes import Computed, Recording, Server, byte_agent, call, said, texts
 
 
 @tool
@@ -303,6 +303,63 @@ async def test_custom_generate_may_sample_repeatedly_and_its_result_is_recorded(
     (trajectory,) = await agent.run("Go.")
     assert trajectory.prediction == "long"
     assert texts(agent, trajectory)[-1] == ("model", "long<|im_end|>")
+
+
+async def test_reply_has_at_most_1024_tokens_by_default() -> None:
+    backend = Recording("a" * 2000)
+    (trajectory,) = await byte_agent(backend).run("Go.")
+    assert trajectory.stop is StopReason.TRUNCATED
+    assert trajectory.sampled_tokens == 1024
+    (cut,) = await byte_agent(Recording("a" * 2000, context_length=500)).run("Go.")
+    assert cut.stop is StopReason.CONTEXT_LIMIT
+    (whole,) = await byte_agent(Recording("a" * 2000)).run("Go.", sampling={"max_tokens": None})
+    assert whole.sampled_tokens == 2001
+
+
+# ── chains without a score ──
+
+
+def fail(prediction: str) -> float:
+    raise ValueError("no")
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({}, "2 of 2 chains have no reward: the agent has no reward="),
+        ({"reward": lambda prediction: None}, "2 of 2 chains have no reward: reward '<lambda>' returned None"),
+        ({"reward": fail}, "2 of 2 chains have no reward: reward 'fail' failed: ValueError: no"),
+        ({"reward": one}, ""),
+    ],
+)
+async def test_result_says_why_rewards_are_none(settings: Any, reason: str, caplog: pytest.LogCaptureFixture) -> None:
+    result = await byte_agent("Hi", **settings).run("Hi", num_chains=2)
+    assert result.unscored_reason.startswith(reason)
+    assert reason in repr(result)
+    warned = [record.message for record in caplog.records if "have no reward" in record.message]
+    assert warned == ([result.unscored_reason] if settings and reason else [])
+
+
+async def test_reason_of_a_failed_chain_is_its_failure() -> None:
+    agent = byte_agent("Hi", reward=one)
+    agent.backend = Computed(lambda request: (_ for _ in ()).throw(BackendFault("no power")))
+    result = await agent.run(["Hi", "Ho"])
+    assert repr(result) == "<RunResult of 2 chains: 2 of 2 chains have no reward: no power>"
+
+
+async def test_repaired_attempt_is_no_reason() -> None:
+    attempts = iter([BackendFault("no power"), None])
+
+    class Flaky(Recording):
+        async def generate(self, request: Request) -> Completion:
+            if (fault := next(attempts)) is not None:
+                raise fault
+            return await super().generate(request)
+
+    result = await byte_agent(Flaky("Hi")).run("Hi")
+    assert result[0].attempts == 2
+    assert repr(result) == "<RunResult of 1 chain: 1 of 1 chains have no reward: the agent has no reward=>"
+    assert repr(result[0]) == "<Trajectory 0/0: answer after 1 turn>"
 
 
 # ── events ──

@@ -3,6 +3,7 @@
 import asyncio
 import decimal
 import fractions
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -470,6 +471,52 @@ def test_invalid_reward_spec_is_rejected(spec: Any, wrong: str) -> None:
 def test_only_a_function_can_be_made_a_reward(given: Any) -> None:
     with pytest.raises(ConfigError, match="cannot be made a reward"):
         reward(given)
+
+
+def near(prediction: str, target: "int", tolerance: float) -> float:
+    return float(abs(float(prediction) - target) <= tolerance)
+
+
+class Near:
+    def __init__(self, tolerance: float) -> None:
+        self.tolerance = tolerance
+        self.name = self.parameters = "not those of the reward"
+
+    def __call__(self, prediction: str, target: int) -> float:
+        return near(prediction, target, self.tolerance)
+
+
+class Pressed:
+    async def __call__(self, env: "Counter", **columns: Any) -> dict[str, float]:
+        return {"reward": env.shown, "columns": len(columns)}
+
+
+@pytest.mark.parametrize(
+    ("spec", "name", "total"),
+    [
+        (functools.partial(near, tolerance=1.0), "near", 1.0),
+        (functools.partial(functools.partial(near, tolerance=1.0), tolerance=0.0), "near", 1.0),
+        (Near(0.5), "Near", 1.0),
+        (reward(name="close")(functools.partial(near, tolerance=1.0)), "close", 1.0),
+        (functools.partial(reward(near), tolerance=1.0), "near", 1.0),
+        (Pressed(), "Pressed", 0.0),
+    ],
+)
+async def test_partial_or_object_is_a_reward(spec: Any, name: str, total: float) -> None:
+    scorer = Scorer(spec)
+    assert [each.name for each, _ in scorer.rewards] == [name]
+    assert (await score(spec)).total == total
+
+
+async def test_bound_argument_of_a_partial_is_no_column() -> None:
+    scorer = Scorer(functools.partial(near, target=7, tolerance=0.0))
+    assert list(scorer.rewards[0][0].parameters) == ["prediction"]
+    assert (await score(functools.partial(near, target=8, tolerance=0.5))).total == 0.0  # the row's target is 7
+
+
+async def test_returned_tuple_is_reported_whole() -> None:
+    with pytest.raises(RewardFault, match=r"reward 'pair' returned \(1\.0, \{'exact': True\}\); it may return"):
+        await score(returning((1.0, {"exact": True}), "pair"))
 
 
 async def test_one_of_several_rewards_abstains_with_none() -> None:

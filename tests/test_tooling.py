@@ -929,8 +929,8 @@ def plain(a: int) -> str:
 @pytest.mark.parametrize(
     ("given", "wrong"),
     [
-        (plain, "is not a tool; decorate it with @tool"),
-        (7, "7 is not a tool"),
+        (7, "7 is not a tool; pass a function"),
+        (lambda text: text, "has no name that the model could call"),
         (Environment, "Environment has no @tool methods"),
         ("no_such_tool", "no tool is named 'no_such_tool'"),
         (Counter().press, r"Counter\.press is bound to one instance; pass it from the class"),
@@ -939,6 +939,27 @@ def plain(a: int) -> str:
 def test_toolbox_rejects_what_is_not_a_tool(given: Any, wrong: str) -> None:
     with pytest.raises(ConfigError, match=wrong):
         Toolbox([given])
+
+
+class Shop:
+    def buy(self, item: str) -> str:
+        """Buy an item."""
+        return f"bought {item}"
+
+
+async def test_plain_functions_and_methods_of_plain_objects_are_tools() -> None:
+    toolbox = Toolbox([plain, Shop().buy, plain])
+    assert toolbox.names == ["plain", "buy"]
+    description = toolbox.schemas[1]["function"]
+    assert (description["description"], list(description["parameters"]["properties"])) == ("Buy an item.", ["item"])
+    (buy,) = (each for each in toolbox if each.name == "buy")
+    result = await buy.run({"item": "tea"}, context=Context(Task(()), 0, 0, 0), environments={})
+    assert result.observation == "bought tea"
+
+
+def test_function_without_brackets_is_refused() -> None:
+    with pytest.raises(ConfigError, match="put it in brackets"):
+        Toolbox(plain)  # type: ignore[arg-type]
 
 
 def test_bad_hints_are_found_when_the_toolbox_is_made() -> None:

@@ -162,6 +162,13 @@ def test_invalid_task_is_rejected(value: object) -> None:
         Task.of(value)
 
 
+@pytest.mark.parametrize("question", [5, "", " ", ["Q"]])
+def test_question_that_is_not_text_is_named_with_its_value(question: object) -> None:
+    with pytest.raises(DataError, match=r"'question' must be non-empty text, not ") as caught:
+        Task.of({"question": question})
+    assert repr(question) in str(caught.value)
+
+
 def test_row_without_a_question_error_lists_its_columns() -> None:
     with pytest.raises(DataError, match="it has 'query', 'target'"):
         Task.of({"query": "Q", "target": 1})

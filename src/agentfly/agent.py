@@ -7,6 +7,7 @@ import difflib
 import inspect
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,6 @@ import agentfly.rewards
 import agentfly.tools  # noqa: F401  (registers the general rewards and tools by name)
 from agentfly.backends import open_backend
 from agentfly.backends.base import Backend, PromptFormat, Request
-from agentfly.environment import Environment
 from agentfly.errors import ConfigError, DataError
 from agentfly.images import ImageConfig, fetch_image, normalize_image
 from agentfly.llm_engine import (
@@ -36,12 +36,13 @@ from agentfly.rollout.config import RunOptions, find_option, parse_settings, par
 from agentfly.rollout.events import Event
 from agentfly.rollout.history import append_user_text
 from agentfly.rollout.limits import LoopControl, NextStep, RecoveryRule
+from agentfly.rollout.waiting import report_waiting
 from agentfly.scoring import RewardSpec, Scorer
 from agentfly.templates import load_template
 from agentfly.templates.template import History, Template
 from agentfly.templates.tokenizer import BYTES, download_files, load_tokenizer
 from agentfly.threads import wait_for
-from agentfly.tooling import Tool, Toolbox, ToolResult
+from agentfly.tooling import Tool, Toolbox, ToolLike, ToolResult
 from agentfly.trajectory import Trajectory
 from agentfly.types import Completion, Content, Image, Message, Reply, Task, ToolCall, parse_content
 from agentfly.vision import has_processor, load_image_processor
@@ -62,8 +63,8 @@ class BaseAgent:
     """Binds a model to tools, a system prompt and loop-control settings.
 
     A subclass defines how tools are presented and how replies are parsed: it overrides `parse` and, if needed,
-    `generate_async`, `observe` or `describe_tools`. `parse` and `generate_async` may have the signatures of the original
-    AgentFly. An agent can run any number of times, also concurrently.
+    `generate_async`, `observe` or `describe_tools`. `parse` and `generate_async` may have the signatures of the
+    original AgentFly. An agent can run any number of times, also concurrently.
     """
 
     native_tools = True
@@ -100,7 +101,7 @@ class BaseAgent:
         self,
         model_name_or_path: str = BYTES,
         *,
-        tools: Sequence[Tool | type[Environment] | str] = (),
+        tools: Sequence[ToolLike] = (),
         reward: RewardSpec | None = None,
         reward_fn: RewardSpec | None = None,
         system_prompt: str | None = None,
@@ -249,11 +250,26 @@ class BaseAgent:
     ) -> RunResult:
         """Run `num_chains` chains per task. The result is ordered by task and chain.
 
+        Reports to stderr, or to the log, that it waits for chains; warns of chains without a score.
+
         `messages`: a question, a conversation, a row `{"question" or "messages": …, column: …}`, or a list of these.
         """
-        finished = [chain async for chain in self.iterate(messages, max_turns, num_chains, **options)]
+        tasks = parse_tasks(messages)
+        chains = self.iterate(tasks, max_turns, num_chains, **options)
+        finished: list[Trajectory] = []
+        async with AsyncExitStack() as stack:
+            if options.get("observer") is None:  # an observer shows the progress itself
+                limits = parse_settings(max_turns, options).describe_limits()
+                await stack.enter_async_context(
+                    report_waiting(lambda: f"{len(finished)} of {len(tasks) * num_chains} chains ({limits}) finished")
+                )
+            async for chain in chains:
+                finished.append(chain)  # noqa: PERF401  (one by one: the report counts them)
         self.trajectories = tuple(sorted(finished, key=lambda t: (t.group, t.chain)))
-        return RunResult(self.trajectories)
+        result = RunResult(self.trajectories)
+        if self.scorer is not None and (reason := result.unscored_reason):
+            _LOG.warning(reason)
+        return result
 
     def iterate(
         self, messages: Any, max_turns: int = 10, num_chains: int = 1, **options: Unpack[RunOptions]

@@ -79,11 +79,12 @@ class Reward(plugins.NamedFunction):
         names: Mapping[str, Any] | None = None,
     ) -> None:
         """`names`: local names that string type hints may use. The other settings are those of `reward`."""
-        if not callable(function) or not hasattr(function, "__qualname__") or isinstance(function, type | Reward):
-            raise ConfigError(f"{function!r} cannot be made a reward: decorate a function or an async function")
-        super().__init__(function, name, names)
+        if not callable(function) or isinstance(function, type | Reward):
+            raise ConfigError(f"{function!r} cannot be made a reward: it takes a function, a partial or an object")
+        is_routine = inspect.isroutine(function)
+        super().__init__(function if is_routine else _to_function(function), name, names)
         self.timeout = timeout
-        self.parameters = dict(inspect.signature(function).parameters)
+        self.parameters = dict(inspect.signature(self.function).parameters)
         for each in self.parameters.values():
             if each.kind is each.POSITIONAL_ONLY:
                 raise ConfigError(f"reward {self.name!r}: {each.name!r} is passed by name; it cannot precede a `/`")
@@ -96,7 +97,8 @@ class Reward(plugins.NamedFunction):
             )
         if timeout is not None and timeout <= 0:
             raise ConfigError(f"reward {self.name!r}: timeout must be above 0, not {timeout}; None means no limit")
-        REWARDS.add(self)
+        if is_routine:  # a partial would replace its function under that name
+            REWARDS.add(self)
 
     @functools.cached_property
     def hints(self) -> dict[str, Any]:
@@ -216,6 +218,8 @@ class Reward(plugins.NamedFunction):
 def to_score(returned: Any, turns: int, source: str) -> Score:
     """The score of what `source` returned: a number, one per turn, or a dict. Raises RewardFault."""
 
+    original = returned
+
     def to_number(value: Any) -> float:
         try:
             number = math.nan if isinstance(value, str | bytes | bytearray) else float(value)
@@ -223,7 +227,7 @@ def to_score(returned: Any, turns: int, source: str) -> Score:
             number = math.nan
         if not math.isfinite(number):
             raise RewardFault(
-                f"{source} returned {value!r:.80}; it may return a finite number, a list with one "
+                f"{source} returned {original!r:.80}; it may return a finite number, a list with one "
                 "number per turn, or a dict with 'reward' and metrics"
             )
         return number
@@ -247,12 +251,38 @@ def to_score(returned: Any, turns: int, source: str) -> Score:
     return Score(to_number(returned), None, metrics)
 
 
+def _to_function(value: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that calls a `functools.partial` or an object with `__call__`. Arguments of a partial stay bound."""
+    inner: Any = value
+    bound: dict[str, Any] = {}
+    while isinstance(inner, functools.partial):
+        bound = {**inner.keywords, **bound}
+        inner = inner.func
+    named = inner if hasattr(inner, "__qualname__") else type(inner)
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return value(*args, **{name: argument for name, argument in kwargs.items() if name not in bound})
+
+    function.__name__, function.__qualname__, function.__module__ = (
+        named.__name__,
+        named.__qualname__,
+        named.__module__,
+    )
+    function.__doc__ = inspect.getdoc(inner)
+    signature = inspect.signature(value)
+    parameters = [parameter for name, parameter in signature.parameters.items() if name not in bound]
+    function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    # Type hints in quotes are resolved in the module of the wrapped function.
+    function.__wrapped__ = inner if inspect.isroutine(inner) else type(inner).__call__  # type: ignore[attr-defined]
+    return function
+
+
 @overload
 def reward(function: Callable[..., Any], /) -> Reward: ...
 @overload
 def reward(*, name: str | None = None, timeout: float | None = TIMEOUT) -> Callable[[Callable[..., Any]], Reward]: ...
 def reward(function: Callable[..., Any] | None = None, /, **settings: Any) -> Any:
-    """Make a reward of a function or an async function.
+    """Make a reward of a function, also async, a `functools.partial`, or an object with `__call__`.
 
     Args:
         function: The function, when the decorator is used bare.
@@ -280,7 +310,7 @@ def find_reward(given: RewardLike) -> Reward:
         return REWARDS.find(given)
     if isinstance(given, Reward):
         return given
-    if not inspect.isroutine(given):
+    if not callable(given) or inspect.isclass(given):
         raise ConfigError(f"{given!r} is not a reward; pass a function, one decorated with @reward, or a reward's name")
     return Reward(given)
 

@@ -339,11 +339,14 @@ def tool(function: Callable[..., Any] | None = None, /, **settings: Any) -> Any:
     return decorate if function is None else decorate(function)
 
 
+ToolLike = Tool | Callable[..., Any] | type[Environment] | str
+
+
 class Toolbox:
     """The tools of one agent, by the names the model uses."""
 
-    def __init__(self, tools: Iterable[Tool | type[Environment] | str]) -> None:
-        if isinstance(tools, str | Tool | type):
+    def __init__(self, tools: Iterable[ToolLike]) -> None:
+        if isinstance(tools, str | type) or callable(tools):
             raise ConfigError(f"tools= takes a list of tools, not {tools!r}; put it in brackets")
         expanded = [each for given in tools for each in _expand(given)]
         used = {cls for each in expanded for cls in each.environments if cls is not Environment}
@@ -416,7 +419,7 @@ class Toolbox:
         return tool
 
 
-def _expand(given: Tool | type[Environment] | str) -> Sequence[Tool]:
+def _expand(given: ToolLike) -> Sequence[Tool]:
     if isinstance(given, Tool):
         return [given]
     if isinstance(given, str):
@@ -436,10 +439,18 @@ def _expand(given: Tool | type[Environment] | str) -> Sequence[Tool]:
         method = given.__func__.__qualname__
         if inspect.isclass(given.__self__):
             raise ConfigError(f"{method} is a class method, which cannot be a tool; make it a method or a static one")
-        raise ConfigError(
-            f"{method} is bound to one instance; pass it from the class, and every chain gets its own instance"
-        )
-    raise ConfigError(f"{given!r} is not a tool; decorate it with @tool, or pass an Environment or a tool's name")
+        if isinstance(given.__self__, Environment):
+            raise ConfigError(
+                f"{method} is bound to one instance; pass it from the class, and every chain gets its own instance"
+            )
+        return [Tool(given)]
+    if inspect.isfunction(given):
+        if not given.__name__.isidentifier():
+            raise ConfigError(f"{given!r} has no name that the model could call; write tool(name=…)(function)")
+        return [Tool(given)]
+    raise ConfigError(
+        f"{given!r} is not a tool; pass a function, one decorated with @tool, an Environment or a tool's name"
+    )
 
 
 TOOLS: plugins.Registry[Tool] = plugins.Registry("tool", plugins.TOOLS)

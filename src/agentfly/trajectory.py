@@ -230,7 +230,8 @@ class Trajectory:
 
     def __repr__(self) -> str:
         reward = "" if self.score is None else f", reward {self.score.total:g}"
-        return f"<Trajectory {self.id}: {self.stop.value} after {len(self.turns)} turns{reward}>"
+        turns = f"{len(self.turns)} turn{'' if len(self.turns) == 1 else 's'}"
+        return f"<Trajectory {self.id}: {self.stop.value} after {turns}{reward}>"
 
     @property
     def id(self) -> str:
@@ -239,6 +240,19 @@ class Trajectory:
     @property
     def reward(self) -> float | None:
         return None if self.score is None else self.score.total
+
+    @property
+    def unscored_reason(self) -> str:
+        """Why the chain has no score; empty if it has one."""
+        if self.score is not None:
+            return ""
+        # A tool that fails does not keep a chain from being scored, and failures of earlier attempts were retried.
+        messages = [
+            failure.message
+            for failure in self.failures
+            if failure.kind is not FailureKind.TOOL and failure.attempt == self.attempts - 1
+        ]
+        return messages[-1] if messages else "the agent has no reward="
 
     @property
     def messages(self) -> tuple[Message, ...]:

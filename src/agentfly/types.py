@@ -253,6 +253,8 @@ class Task:
             images = _require_list(value.get("images"), "images") or list(filter(None, [value.get("image")]))
             question = value["question"]
             messages = _conversation([Message("user", (*map(Image.of, images), question) if images else question)])
+        elif value.get("question") is not None:
+            raise DataError(f"'question' must be non-empty text, not {value['question']!r:.80}")
         else:
             has = ", ".join(map(repr, value)) or "nothing"
             raise DataError(f"a row needs a non-empty 'question' or 'messages'; it has {has}")
@@ -298,8 +300,8 @@ class Sampling:
     """Drop tokens below this fraction of the highest probability; 0 disables the filter."""
     repetition_penalty: float = 1.0
     """Divides the logits of tokens that occurred already; 1 disables it."""
-    max_tokens: int | None = None
-    """Maximum tokens per turn; None: as many as fit the context."""
+    max_tokens: int | None = 1024
+    """Maximum tokens per turn, as far as the context has room; None: as many as fit the context."""
     stop: tuple[str, ...] = ()
     """Strings that end a turn; they stay in the output."""
     seed: int | None = None

@@ -138,7 +138,7 @@ async def test_max_tokens_is_limited_by_the_context(server: OpenAIServer) -> Non
     server.answers("/completions", says(completion()))
     backend = tokens(server)
     await asyncio.gather(
-        backend.generate(ask(Sampling())),
+        backend.generate(ask(Sampling(max_tokens=None))),
         backend.generate(ask(Sampling(max_tokens=500))),
         backend.generate(ask(Sampling(max_tokens=5))),
     )
@@ -153,9 +153,9 @@ async def test_unknown_context_length_needs_max_tokens(server: OpenAIServer) -> 
     server.answers("/completions", says(completion()))
     backend = tokens(server)
     with pytest.raises(ConfigError, match=r"context_length=.*max_tokens="):
-        await backend.generate(ask(Sampling()))
+        await backend.generate(ask(Sampling(max_tokens=None)))
     await backend.generate(ask())
-    await tokens(server, context_length=10).generate(ask(Sampling()))
+    await tokens(server, context_length=10).generate(ask(Sampling(max_tokens=None)))
     assert [body["max_tokens"] for body in server.bodies("/completions")] == [16, 7]
 
 
@@ -315,7 +315,7 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "
 
 async def test_messages_are_sent_in_the_format_of_the_api(server: OpenAIServer) -> None:
     server.answers("/chat/completions", says(chat({"content": "ok"})))
-    await messages(server).generate(ask(Sampling(stop=("END",)), messages=HISTORY, tools=(TOOL,)))
+    await messages(server).generate(ask(Sampling(stop=("END",), max_tokens=None), messages=HISTORY, tools=(TOOL,)))
     (body,) = server.bodies("/chat/completions")
     user, assistant, tool = body["messages"]
     assert user["content"] == [

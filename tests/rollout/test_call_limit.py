@@ -35,7 +35,7 @@ def count(ran: list[int]) -> Any:
 
 async def test_calls_above_the_limit_are_answered_and_not_run(count: Any, ran: list[int]) -> None:
     replies = ["".join(call("count", a=number) for number in range(MANY)), "done"]
-    result = await byte_agent(replies, tools=[count]).run("Go.")
+    result = await byte_agent(replies, tools=[count]).run("Go.", sampling={"max_tokens": None})
     (trajectory,) = result
     answers = [message for message in trajectory.messages if message.role == "tool"]
     assert ran == list(range(LIMIT))

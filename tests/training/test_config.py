@@ -122,7 +122,7 @@ def test_every_field_is_documented() -> None:
         ({"run_options": {"max_turn": 3}}, "run_options has 'max_turn'"),
         ({"run_options": {"seed": 3}}, "run_options has 'seed'"),
         ({"model.size": 3}, "model='tiny' has nothing inside"),
-        ({"loss.aggregation": "constant"}, "give sampling.max_tokens"),
+        ({"loss.aggregation": "constant", "sampling.max_tokens": None}, "give sampling.max_tokens"),
         ({"async_training.max_staleness": -1}, "async_training.max_staleness must be at least 0"),
         ({"async_training": True}, "write async_training.max_staleness=…"),
         ({"async_training.max_staleness": 1}, "write loss.correction=token-truncate"),

@@ -107,23 +107,28 @@ class LiveView:
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console()
-        self._panels = self._console.is_terminal and not self._console.is_dumb_terminal
+        self.draws_panels = self._console.is_terminal and not self._console.is_dumb_terminal
         self._chains: dict[str, ChainView] = {}
         self._live = Live(console=self._console, refresh_per_second=12, get_renderable=self._render, transient=True)
 
     def __enter__(self) -> LiveView:
-        if self._panels:
+        if self.draws_panels:
             self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._panels:
+        if self.draws_panels:
             self._live.stop()
+
+    @property
+    def num_ended(self) -> int:
+        """Number of chains that have ended."""
+        return sum(chain.ended for chain in self._chains.values())
 
     def __call__(self, event: events.Event) -> None:
         chain = self._chains.setdefault(event.chain_id, ChainView(event.chain_id))
         line = chain.handle(event)
-        if line is not None and not self._panels:
+        if line is not None and not self.draws_panels:
             for part in line.split("\n"):
                 self._console.print(Text(f"{event.chain_id} ", "dim") + part, soft_wrap=True)
 

@@ -7,6 +7,7 @@ import importlib.util
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,10 @@ from agentfly.data import read_tasks, save_trajectories, select
 from agentfly.errors import ConfigError
 from agentfly.plugins import Registry, T
 from agentfly.rollout import RunResult
-from agentfly.rollout.config import parse_tasks
+from agentfly.rollout.config import parse_settings, parse_tasks
 from agentfly.rollout.events import Event, Observer
+from agentfly.rollout.limits import ChainLimits
+from agentfly.rollout.waiting import report_waiting
 from agentfly.scoring import REWARDS
 from agentfly.tooling import TOOLS
 from agentfly.training.config import TrainConfig
@@ -149,6 +152,13 @@ def run_and_show(
 ) -> RunResult:
     """Run the agent, show its chains live, then a summary."""
     console = console or Console()
+    options: Any = dict(run.options)
+    num_chains = options.pop("num_chains", 1)
+    max_turns = options.pop("max_turns", ChainLimits().max_turns)
+    settings = parse_settings(max_turns, options)
+    limits = f"{settings.describe_limits()} at temperature {settings.sampling.temperature:g}"
+    number = f"{len(run.tasks)} {'task' if len(run.tasks) == 1 else 'tasks'} × {num_chains}"
+    print_text(console, f"{number} chains; each chain has {limits}", "dim")
     own_observer: Observer | None = run.options.get("observer")
 
     async def run_to_end(view: LiveView) -> RunResult:
@@ -158,7 +168,10 @@ def run_and_show(
                 own_observer(event)
 
         try:
-            return await run.agent.run(list(run.tasks), **{**run.options, "observer": observe})
+            async with AsyncExitStack() as stack:
+                if not view.draws_panels:
+                    await stack.enter_async_context(report_waiting(lambda: f"{view.num_ended} chains finished"))
+                return await run.agent.run(list(run.tasks), max_turns, num_chains, **{**options, "observer": observe})
         finally:
             await run.agent.close()
 

@@ -158,8 +158,7 @@ def _report_run(config: TrainConfig, folder: Path, memory: str) -> Iterator[None
     default = TrainConfig().flat()
     console = Console()
     chains = f"{config.steps} steps × {config.tasks_per_step} tasks × {config.num_chains} chains"
-    tokens = "any number of" if config.sampling.max_tokens is None else config.sampling.max_tokens
-    print_text(console, f"{chains}; each chain has at most {config.max_turns} turns of {tokens} tokens")
+    print_text(console, f"{chains}; each chain has {config.chain_settings().describe_limits()}")
     fields = []
     for name, value in config.flat().items():
         if value != default[name]:

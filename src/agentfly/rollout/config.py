@@ -71,12 +71,18 @@ class ChainSettings:
     priority: int = 0
     """Backends with a queue may prefer chains with low values."""
 
+    def describe_limits(self) -> str:
+        """The limits of a chain's length in words."""
+        tokens = self.sampling.max_tokens
+        turns = f"{self.limits.max_turns} turn{'' if self.limits.max_turns == 1 else 's'}"
+        return f"at most {turns} of {'any number of' if tokens is None else tokens} tokens"
+
 
 class RunOptions(TypedDict, total=False):
     """Options of a run besides tasks, max_turns and num_chains."""
 
     sampling: Sampling | Mapping[str, Any]
-    """Temperature, tokens per turn and so on."""
+    """Temperature, tokens per turn (1,024 by default) and so on."""
     max_chain_tokens: int | None
     """Maximum sampled tokens per chain; None: no limit."""
     context_length: int | None

@@ -37,7 +37,10 @@ class RunResult:
     trajectories: tuple[Trajectory, ...]
 
     def __repr__(self) -> str:
-        return f"<RunResult of {len(self)} chains>"
+        scores = [reward for reward in self.rewards if reward is not None]
+        mean = [f"mean reward {sum(scores) / len(scores):.4g}"] if scores else []
+        reason = [self.unscored_reason] if self.unscored_reason else []
+        return f"<RunResult of {len(self)} {'chain' if len(self) == 1 else 'chains'}: {'; '.join(mean + reason)}>"
 
     def __iter__(self) -> Iterator[Trajectory]:
         return iter(self.trajectories)
@@ -52,6 +55,16 @@ class RunResult:
     def rewards(self) -> list[float | None]:
         """One number per chain; None without a reward, or if scoring failed."""
         return [trajectory.reward for trajectory in self.trajectories]
+
+    @property
+    def unscored_reason(self) -> str:
+        """Why rewards are None: how many, and the most frequent reason. Empty if every chain has one."""
+        reasons = Counter(trajectory.unscored_reason for trajectory in self if trajectory.score is None)
+        if not reasons:
+            return ""
+        (reason, count), *others = reasons.most_common()
+        number = f"{reasons.total()} of {len(self)} chains have no reward"
+        return f"{number}: {reason}" + (f" ({count} of them)" if others else "")
 
     @property
     def groups(self) -> list[list[Trajectory]]:

@@ -269,8 +269,9 @@ class Collector:
             chains = await self._run_chains(tasks, seed, offset)
             if greedy is not None:
                 sampling = replace(config.sampling, temperature=0.0)
-                result = await self.agent.run(tasks, **config.agent_options(sampling=sampling, seed=seed))
-                greedy |= {group + offset: each for group, each in select_greedy(result, config).items()}
+                running = self.agent.iterate(tasks, **config.agent_options(sampling=sampling, seed=seed))
+                greedy_chains = [chain async for chain in running]
+                greedy |= {group + offset: each for group, each in select_greedy(greedy_chains, config).items()}
             trajectories += chains
             for own in groups(chains):
                 rewards = [each.reward for each in own if each.reward is not None]
