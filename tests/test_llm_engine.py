@@ -268,7 +268,7 @@ def test_method_with_unknown_parameters_is_refused_when_the_agent_is_made() -> N
 
 
 async def test_llm_engine_outside_of_a_turn_is_refused() -> None:
-    with pytest.raises(ConfigError, match="use agent.run"):
+    with pytest.raises(ConfigError, match=r"use agent\.run"):
         await byte_agent("x").llm_engine.generate_async([[{"role": "user", "content": "Hi"}]])
 
 

@@ -398,6 +398,11 @@ class BaseAgent:
             load_template, name, tokenizer, history=history, variables=settings, image_processor=image_processor
         )
         template = self.load_template(tools=self.schemas)
+        if template.prints_time and "now" not in settings:
+            _LOG.warning(
+                "the chat template tells the model the time of day, and it is midnight in every prompt, so that runs "
+                "can be repeated; template_config={'now': '2026-03-01T14:30'} sets another date and time"
+            )
         self.backend.attach(template)
         if template.history is History.TEMPLATE:
             return template

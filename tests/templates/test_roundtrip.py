@@ -109,3 +109,35 @@ def test_llama_3_writes_text_and_calls_that_it_parses() -> None:
     template = load_template("llama-3", tokenizer, tools=[TOOL])
     reply = template.parse(template.write(Message("assistant", "I look.", (call(1), call(2)))))
     assert [each.problem for each in reply.calls] == ["", ""]
+
+
+WITHOUT_GENERATION_PROMPT = """
+{%- if tools %}{{- 'Tools: ' + (tools | tojson) + '<|endoftext|>' }}{% endif %}
+{%- for message in messages %}
+{%- if message.role == 'user' %}{{- 'User: ' + message.content + '<|endoftext|>' }}
+{%- elif message.role == 'tool' %}{{- 'Result: ' + message.content + '<|endoftext|>' }}
+{%- elif message.tool_calls %}
+{%- for call in message.tool_calls %}
+{{- '<tool_call>' + '{"name": "' + call.function.name + '", "arguments": ' + (call.function.arguments | tojson) + '}' }}
+{{- '</tool_call>' }}
+{%- endfor %}{{- '<|endoftext|>' }}
+{%- else %}{{- 'Assistant: ' + message.content + '<|endoftext|>' }}
+{%- endif %}
+{%- endfor %}"""
+"""As in Hunyuan's format, the model writes its role before an answer, but not before a call."""
+
+
+def test_role_that_the_model_writes_is_no_content() -> None:
+    template = load_template(None, tokenizer_with(WITHOUT_GENERATION_PROMPT), tools=[TOOL])
+    assert template.reply_prefix == "Assistant: "
+    assert template.parse_text("Assistant: 42").message == Message("assistant", "42")
+    assert template.parse_text("42").message == Message("assistant", "42")
+    (parsed,) = template.parse(template.write(Message("assistant", "", (call(q="x"),)))).calls
+    assert (parsed.name, parsed.arguments) == ("search", {"q": "x"})
+    ids = template.write(Message("assistant", "42"))
+    assert template.codec.decode(ids).startswith("Assistant: 42")
+    assert template.parse(ids).message.text == "42"
+
+
+def test_prompt_that_opens_the_turn_leaves_no_prefix() -> None:
+    assert load_template("chatml", ByteTokenizer()).reply_prefix == ""

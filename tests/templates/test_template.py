@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
-from agentfly.errors import TemplateError
+from agentfly.agents import HFAgent
+from agentfly.backends.scripted import ScriptedBackend
+from agentfly.errors import ConfigError, TemplateError
 from agentfly.templates import load_template
+from agentfly.templates.chat_format import FORMATS
 from agentfly.templates.parsers import PARSERS
 from agentfly.templates.template import Template, delta_kind
 from agentfly.templates.tokenizer import ByteTokenizer
@@ -317,6 +321,47 @@ def test_date_does_not_change() -> None:
     assert "29 Feb 2024" in first.render([user("u")])
     assert first.start([user("u")]) == second.start([user("u")])
     assert load_template(None, case.hf, today=datetime.date(2024, 3, 1)).start([user("u")]) != first.start([user("u")])
+
+
+CLOCK = "{{ strftime_now('%Y-%m-%d %H:%M:%S') }} "
+
+
+def test_time_of_day_is_midnight_or_the_one_that_is_set() -> None:
+    tokenizer = ByteTokenizer()
+    tokenizer.chat_template = CLOCK + FORMATS["chatml"].jinja()
+    first = load_template(None, tokenizer, today=datetime.date(2024, 2, 29))
+    assert first.prints_time
+    assert first.render([user("u")]).startswith("2024-02-29 00:00:00 ")
+    second = load_template(None, tokenizer, variables={"now": "2024-03-01T14:30"})
+    assert second.render([user("u")]).startswith("2024-03-01 14:30:00 ")
+    assert not load_template("chatml", ByteTokenizer()).prints_time
+    assert not load_template(None, BY_NAME["llama3_2"].hf).prints_time  # only the date
+
+
+@pytest.mark.parametrize(("now", "message"), [("noon", "is not a date with a time"), (5, "is not a date")])
+def test_time_that_is_none_is_refused(now: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_template("chatml", ByteTokenizer(), variables={"now": now})
+
+
+def test_time_without_effect_is_refused() -> None:
+    with pytest.raises(ConfigError, match="prints no date or time"):
+        load_template("chatml", ByteTokenizer(), variables={"now": "2024-03-01T14:30"})
+
+
+def test_agent_warns_of_a_prompt_with_the_time_of_day(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def load_tokenizer(_: str) -> ByteTokenizer:
+        tokenizer = ByteTokenizer()
+        tokenizer.chat_template = CLOCK + FORMATS["chatml"].jinja()
+        return tokenizer
+
+    monkeypatch.setattr("agentfly.agent.load_tokenizer", load_tokenizer)
+    HFAgent(backend=ScriptedBackend("x"), template_config={"now": "2024-03-01T14:30"})
+    assert not caplog.records
+    HFAgent(backend=ScriptedBackend("x"))
+    assert "tells the model the time of day" in caplog.text
 
 
 def test_deepseek_opens_the_outputs_of_every_round() -> None:

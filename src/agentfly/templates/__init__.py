@@ -15,7 +15,7 @@ from agentfly.errors import ConfigError, TemplateError
 from agentfly.templates.audit import Audit, audit
 from agentfly.templates.chat_format import FAMILIES, UNKNOWN, ChatFormat, Family
 from agentfly.templates.parsers import PARSERS
-from agentfly.templates.roundtrip import choose_parser, find_closing_tokens
+from agentfly.templates.roundtrip import choose_parser, find_closing_tokens, find_reply_prefix
 from agentfly.templates.template import History, Template
 from agentfly.templates.tokenizer import ChatTokenizer
 from agentfly.vision import ImageProcessor
@@ -53,6 +53,7 @@ def load_template(
 
     `variables` are passed to the template by name (Qwen3 reads `enable_thinking`); one that it does not read is an
     error. `today` is the date that the template may print; None is the day of loading. It does not change afterwards.
+    The variable `now`, such as "2026-03-01T14:30", replaces it, and the time of day, which is midnight otherwise.
     `image_processor`: the model's image processor; None leaves one placeholder per image.
     """
     try:
@@ -60,6 +61,12 @@ def load_template(
     except ValueError:
         choices = " or ".join(repr(each.value) for each in History)
         raise ConfigError(f"history is {history!r}; it may be {choices}") from None
+    variables = dict(variables or {})
+    if now := variables.pop("now", None):
+        try:
+            today = datetime.datetime.fromisoformat(now)
+        except (TypeError, ValueError):
+            raise ConfigError(f"now={now!r} is not a date with a time, such as '2026-03-01T14:30'") from None
     problems: list[str] = []
     tokens = {token.content for token in tokenizer.backend_tokenizer.get_added_tokens_decoder().values()}
     for family, source in _candidates(name, tokenizer, tokens, with_tools=bool(tools)):
@@ -82,7 +89,9 @@ def load_template(
         except TemplateError as error:
             problems.append(str(error))
             continue
-        if unknown := set(variables or ()) - template.reads:
+        if now and not template.prints_date:
+            raise ConfigError(f"template {label!r} prints no date or time: now={now!r} has no effect")
+        if unknown := set(variables) - template.reads:
             raise ConfigError(
                 f"template {label!r} reads no variable {sorted(unknown)[0]!r}; "
                 f"it reads {', '.join(sorted(template.reads - _STANDARD_VARIABLES)) or 'none'}"
@@ -91,6 +100,7 @@ def load_template(
             template, family.parser, only=name is not None and family.format is not None, trust=not family.writes_calls
         )
         template.parser = PARSERS[parser]
+        template.reply_prefix = find_reply_prefix(template)
         if tools and not template.shows_tools:
             problems.append(f"template {label!r} does not show the tools to the model. {_suggest(tokens, tools=True)}")
             continue

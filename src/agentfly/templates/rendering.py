@@ -51,11 +51,26 @@ class Renderer:
     ) -> None:
         """`variables` are passed by name; `today` is the date that the template may print (None: the current day).
 
-        `image` is the image placeholder for templates that render text only.
+        With a `datetime` also the time of day, which is midnight otherwise. `image` is the image placeholder for
+        templates that render text only.
         """
         self.name = name
         self.image = image
-        environment = _make_environment(today or datetime.date.today())
+        environment = _make_environment()
+        now = today or datetime.date.today()
+        if not isinstance(now, datetime.datetime):
+            now = datetime.datetime.combine(now, datetime.time())
+        self.prints_date = self.prints_time = False
+        """Whether a rendering has printed the date, and the time of day."""
+
+        def strftime_now(format: str) -> str:
+            later = now.replace(hour=(now.hour + 13) % 24, minute=now.minute ^ 1, second=now.second ^ 1)
+            text = now.strftime(format)
+            self.prints_date = True
+            self.prints_time |= later.strftime(format) != text
+            return text
+
+        environment.globals["strftime_now"] = strftime_now
         try:
             self._compiled = environment.from_string(source)
             tree = environment.parse(source)
@@ -168,8 +183,8 @@ def special_tokens(tokenizer: ChatTokenizer) -> dict[str, str]:
 _TEXT = {"type": "text", "text": "zQ"}
 
 
-def _make_environment(today: datetime.date) -> jinja2.Environment:
-    """The Jinja environment that chat templates expect. The date is fixed: prompts must not change at midnight."""
+def _make_environment() -> jinja2.Environment:
+    """The Jinja environment that chat templates expect, without `strftime_now`."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
     )
@@ -182,8 +197,7 @@ def _make_environment(today: datetime.date) -> jinja2.Environment:
         return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
     environment.filters["tojson"] = to_json
-    midnight = datetime.datetime.combine(today, datetime.time())
-    environment.globals.update(raise_exception=raise_exception, strftime_now=midnight.strftime)
+    environment.globals["raise_exception"] = raise_exception
     return environment
 
 

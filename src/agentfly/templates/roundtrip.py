@@ -84,6 +84,19 @@ def choose_parser(template: Template, preferred: str, *, only: bool = False, tru
     )
 
 
+def find_reply_prefix(template: Template) -> str:
+    """Return what the template writes before the text of a reply without calls, and the parser leaves in the content.
+
+    Hunyuan's generation prompt is empty, and the model writes its role before each answer.
+    """
+    try:
+        text, _ = render_turn(template, Message("assistant", _TEXT))
+    except TemplateError:
+        return ""
+    prefix, mark, rest = template.parser(text).message.text.partition(_TEXT)
+    return prefix.lstrip() if mark and not rest.strip() else ""
+
+
 def _render_probes(template: Template) -> Iterator[tuple[str, str]]:
     """Yield the probes that this template can render, with the text of the turn as a model would sample it."""
     for probe, turn in _PROBES.items():

@@ -142,6 +142,8 @@ class Template:
         """Kinds of delta after which the template itself renders earlier turns differently, with the difference."""
         self.parser_problem = ""
         """Why the parser does not parse the calls that the template writes; empty if it does."""
+        self.reply_prefix = ""
+        """What the model writes before each answer in this format (Hunyuan: its role); no part of the content."""
         self.thinking_open = False
         """Whether the generation prompt opens the model's thinking."""
         with suppress(TemplateError):
@@ -221,7 +223,12 @@ class Template:
 
     def parse_text(self, text: str) -> Reply:
         """Parse the text of one turn."""
-        return self.parser(text)
+        reply = self.parser(text)
+        content = reply.message.content
+        if self.reply_prefix and isinstance(content, str) and content.startswith(self.reply_prefix):
+            content = content.removeprefix(self.reply_prefix)
+            reply = replace(reply, message=replace(reply.message, content=content))
+        return reply
 
     def write(self, reply: Message) -> list[int]:
         """Encode a reply as the model would sample it, with the token that ends the turn; the inverse of `parse`."""
@@ -250,6 +257,16 @@ class Template:
         if not self.stop_ids.isdisjoint(ids[:-1]):
             raise ConfigError(f"a reply holds a token that ends turns before its end: {reply.text!r:.120}")
         return ids
+
+    @property
+    def prints_date(self) -> bool:
+        """Whether the template prints the date."""
+        return self._renderer.prints_date
+
+    @property
+    def prints_time(self) -> bool:
+        """Whether the template prints the time of day, which is fixed like the date."""
+        return self._renderer.prints_time
 
     @staticmethod
     def thinking_opening(prompt: str) -> str:

@@ -159,6 +159,7 @@ def show_chain(index: ChainIndex, number: int, tokenizers: Tokenizers) -> dict[s
         segments.append({"exact": segment.exact, "spans": spans})
     return {
         **stored.row,
+        "treatment": stored.row["treatment"] if _is_training(stored.row) else "",
         "source_name": source.name,
         "tokenizer_problem": problem if tokenizer is None else "",
         "prediction": _clip(chain.prediction, MAX_MESSAGE_TEXT),
@@ -172,6 +173,11 @@ def show_chain(index: ChainIndex, number: int, tokenizers: Tokenizers) -> dict[s
         "segments": segments,
         "group_ids": group,
     }
+
+
+def _is_training(row: Mapping[str, Any]) -> bool:
+    """Whether the chain was sampled to be trained: not for an evaluation, and in a training run."""
+    return row["step"] is not None and not row["held_out"]
 
 
 def explain_chain(
