@@ -101,6 +101,7 @@ def test_site_builds_without_warnings_and_loads_nothing_from_elsewhere(tmp_path:
     assert done.returncode == 0, done.stderr[-3000:]
     pages = {page.relative_to(site).as_posix(): page.read_text() for page in site.rglob("*.html")}
     assert len(pages) > 60
+    assert not list(site.rglob("__pycache__"))
     assert not {(name, url) for name, text in pages.items() for url in LOADED.findall(text)}
     assert not [name for name, text in pages.items() if 'class="mermaid"' in text]  # it would be loaded from a CDN
     assert 'id="agentfly.agents.HFAgent"' in pages["reference/agents.html"]

@@ -323,7 +323,7 @@ def test_date_does_not_change() -> None:
     assert load_template(None, case.hf, today=datetime.date(2024, 3, 1)).start([user("u")]) != first.start([user("u")])
 
 
-CLOCK = "{{ strftime_now('%Y-%m-%d %H:%M:%S') }} "
+CLOCK = "{{ strftime_now('%Y-%m-%d %H:%M:%S') }}"
 
 
 def test_time_of_day_is_midnight_or_the_one_that_is_set() -> None:
@@ -331,9 +331,9 @@ def test_time_of_day_is_midnight_or_the_one_that_is_set() -> None:
     tokenizer.chat_template = CLOCK + FORMATS["chatml"].jinja()
     first = load_template(None, tokenizer, today=datetime.date(2024, 2, 29))
     assert first.prints_time
-    assert first.render([user("u")]).startswith("2024-02-29 00:00:00 ")
+    assert first.render([user("u")]).startswith("2024-02-29 00:00:00<")
     second = load_template(None, tokenizer, variables={"now": "2024-03-01T14:30"})
-    assert second.render([user("u")]).startswith("2024-03-01 14:30:00 ")
+    assert second.render([user("u")]).startswith("2024-03-01 14:30:00<")
     assert not load_template("chatml", ByteTokenizer()).prints_time
     assert not load_template(None, BY_NAME["llama3_2"].hf).prints_time  # only the date
 

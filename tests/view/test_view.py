@@ -304,6 +304,15 @@ def test_why_a_token_is_trained_or_not(index: ChainIndex) -> None:
     assert "evaluation" in explain(index, held_out="1")[1][-1]
 
 
+def test_only_chains_of_a_training_step_have_a_treatment(index: ChainIndex) -> None:
+    def treatment(**filters: str) -> str:
+        _, (row, *_) = index.select(filters)
+        return str(show_chain(index, row["id"], Tokenizers())["treatment"])
+
+    assert treatment(step="1", group="0") == "train"
+    assert treatment(held_out="1") == ""
+
+
 def test_tokens_that_the_importance_mask_removed_are_named(tmp_path: Path) -> None:
     make_run(tmp_path / "run", config={"loss": {"correction": "token-mask", "correction_cap": 1.05}}).close()
     with ChainIndex(find_sources([tmp_path / "run"]), tmp_path / "cache") as index:
