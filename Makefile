@@ -5,6 +5,12 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip -qq --disable-pip-version-check install --constraint constraints.txt
 
+# $(call install,PACKAGE) with a dot every three seconds: pip is quiet, and a first installation takes a minute or two.
+install = start=$$SECONDS; \
+	(while sleep 3 >/dev/null 2>&1 && kill -0 $$$$ 2>/dev/null; do printf .; done) & dots=$$!; \
+	$(PIP) --editable '$(1)'; status=$$?; kill $$dots; wait $$dots 2>/dev/null; \
+	[ $$status = 0 ] && echo "  done in $$((SECONDS - start)) s" || exit $$status
+
 # Stamp files in the virtual environment record what is installed; they are outdated when the pins change.
 DEV    := $(VENV)/.installed-dev
 CORE   := $(VENV)/.installed-core
@@ -139,7 +145,7 @@ $(BIN)/python:
 
 $(DEV): $(PINS) | $(BIN)/python
 	@echo "» installing agentfly-rl[dev] into $(VENV), about a minute"
-	@start=$$SECONDS; $(PIP) --editable '.[dev]' && echo "  done in $$((SECONDS - start)) s"
+	@$(call install,.[dev])
 	@touch $(CORE) $(DEV)
 
 $(AGENTS): $(DEV)
@@ -149,7 +155,7 @@ $(AGENTS): $(DEV)
 
 $(CORE): $(PINS) | $(BIN)/python
 	@echo "» installing agentfly-rl[train] into $(VENV), a minute or two"
-	@start=$$SECONDS; $(PIP) --editable '.[train]' && echo "  done in $$((SECONDS - start)) s"
+	@$(call install,.[train])
 	@touch $(CORE)
 
 # torch first, or pip installs a GPU build. torchvision, torchaudio and torchcodec are built against another torch, and

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import subprocess
 import sys
 import time
@@ -219,6 +220,17 @@ def test_recipe_observer_is_called(tmp_path: Path) -> None:
 def test_python_dash_m() -> None:
     run = subprocess.run([sys.executable, "-m", "agentfly.cli", "--help"], capture_output=True, text=True)
     assert "Usage" in run.stdout
+
+
+@pytest.mark.parametrize("chains", [1, 3])
+def test_live_panels_leave_room_for_the_echo_of_ctrl_c(chains: int) -> None:
+    shown = io.StringIO()
+    console = Console(file=shown, width=100, height=40, force_terminal=True, color_system=None, _environ={})
+    with LiveView(console) as view:
+        for chain in range(chains):
+            view(ChainStarted(0, chain, Task.of("What is it?")))
+    lines = [re.sub(r"\x1b\[[?\w;]*", "", line).strip("\r") for line in shown.getvalue().split("\n")]
+    assert 90 <= max(map(len, lines)) <= 98
 
 
 def test_dumb_terminal_gets_lines() -> None:

@@ -2,6 +2,7 @@
 
 import io
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,16 @@ def test_the_panel_shows_everything_and_fits(width: int) -> None:
         "step 2 entropy collapse: the model [bold]hardly[/bold] varies", "[3/1, 5/2]", "▁█",
     ):  # fmt: skip
         assert part in text, part
+
+
+def test_live_panel_leaves_room_for_the_echo_of_ctrl_c(tmp_path: Path) -> None:
+    shown = io.StringIO()
+    with RunWriter.create(tmp_path, {}) as run:
+        logger = ConsoleLogger(run, Console(file=shown, width=80, height=40, force_terminal=True, color_system=None))
+        logger.start({"steps": 1})
+        logger.close()
+    borders = re.findall("[╭╰][^\n]*[╮╯]", shown.getvalue())
+    assert {len(border) for border in borders} == {78}
 
 
 @pytest.mark.parametrize("width", [1, 5, 20, 40])

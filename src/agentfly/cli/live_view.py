@@ -7,6 +7,7 @@ import math
 
 from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
+from rich.constrain import Constrain
 from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
@@ -14,6 +15,7 @@ from rich.text import Text
 
 from agentfly.cli.console import safe_text
 from agentfly.rollout import RunResult, events
+from agentfly.runs.console import ECHO_WIDTH
 from agentfly.runs.thumbnails import describe_image, draw_blocks, has_colors
 from agentfly.segment import AUTHOR_COLORS, Author
 from agentfly.trajectory import CallStatus, FailureKind, Trajectory
@@ -134,15 +136,16 @@ class LiveView:
 
     def _render(self) -> RenderableType:
         chains = sorted(self._chains.values(), key=lambda chain: chain.ended)[:PANELS]
-        across = min(len(chains), max(self._console.width // 44, 1)) or 1
-        width = self._console.width // across - 1
+        total_width = max(self._console.width - ECHO_WIDTH, 1)
+        across = min(len(chains), max(total_width // 44, 1)) or 1
+        width = max(total_width // across, 1)
         height = max(min(HEIGHT, (self._console.height - 2) // math.ceil(len(chains) / across or 1) - 2), 1)
         panels = [chain.panel(width, height, thumbnails=has_colors(self._console)) for chain in chains]
         drawn: list[RenderableType] = [Columns(panels, padding=(0, 0))]
         if len(self._chains) > PANELS:
             running = sum(not chain.ended for chain in self._chains.values())
             drawn.append(Text(f"{running} of {len(self._chains)} chains running", "dim"))
-        return Group(*drawn)
+        return Constrain(Group(*drawn), total_width)
 
 
 def format_call_line(call: ToolCall) -> str:

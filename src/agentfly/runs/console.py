@@ -15,6 +15,7 @@ from typing import Any
 
 from rich.columns import Columns
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.constrain import Constrain
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -35,6 +36,9 @@ from agentfly.runs.record import (
 from agentfly.runs.thumbnails import draw_blocks, has_colors
 from agentfly.types import Image
 
+ECHO_WIDTH = 2
+"""Columns that a live panel leaves free at the right, where a terminal echoes Ctrl-C as `^C`. If that wrapped to the
+next line, the panel would be redrawn one line too low, and its old border would stay."""
 ETA_STEPS = 20
 """Number of recent steps whose mean duration gives the remaining time."""
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -138,11 +142,12 @@ class ConsoleLogger:
         pace = (self._step_ends[-1] - self._step_ends[0]) / (len(self._step_ends) - 1)
         return max((self._steps - self._records[-1].step) * pace - (time.monotonic() - self._step_ends[-1]), 0.0)
 
-    def _panel(self) -> RunPanel:
+    def _panel(self) -> Constrain:
         elapsed = self._previous_seconds + time.monotonic() - self._started
         done = bool(self._records) and self._records[-1].step >= self._steps
         left = None if done else self._remaining_seconds()
-        return RunPanel(self._title, self._records, self._steps, elapsed, left, self._progress, self._images)
+        panel = RunPanel(self._title, self._records, self._steps, elapsed, left, self._progress, self._images)
+        return Constrain(panel, max(self._console.width - ECHO_WIDTH, 1))
 
     def _lines(self, record: StepRecord) -> list[str]:
         lines = []
