@@ -45,6 +45,8 @@ def test_run_recipe_on_question_and_save(recipe: Path, tmp_path: Path) -> None:
     saved = tmp_path / "chains.jsonl"
     run = run_command("run", recipe, "-q", "What is 6 times 7?", "-n", "2", "--save", saved)
     assert run.returncode == 0, run.stderr
+    options, *_ = run.stdout.splitlines()
+    assert options == "1 task × 2 chains; each chain has at most 10 turns of 1024 tokens at temperature 1"
     assert '→ calculate(expression="6 * 7")' in run.stdout
     assert "← 42" in run.stdout
     trajectories = [Trajectory.from_json(json.loads(line)) for line in saved.read_text().splitlines()]

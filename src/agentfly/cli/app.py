@@ -120,7 +120,9 @@ TemplateName = Annotated[str | None, typer.Option(help="Chat template by name; d
 BaseUrl = Annotated[str | None, typer.Option(help="URL of the server, for --backend client.")]
 MaxTurns = Annotated[int | None, typer.Option(help="Maximum number of turns in a chain.")]
 Temperature = Annotated[float | None, typer.Option(help="Sampling temperature; 0 is greedy.")]
-MaxTokens = Annotated[int | None, typer.Option(help="Maximum number of tokens in a turn.")]
+MaxTokens = Annotated[
+    int | None, typer.Option(help="Maximum number of tokens in a turn; default: that of the recipe, or 1024.")
+]
 HelpFields = Annotated[bool, typer.Option(_HELP_FIELDS, help="Print the config fields, or those of the NAME after it.")]
 RunFolder = Annotated[Path | None, typer.Option(help="Run directory; default: the next free one in runs/.")]
 Overrides = Annotated[
