@@ -162,8 +162,8 @@ async def test_changed_history_without_room_for_a_reply_fails_the_chain_with_the
 async def test_several_replies_of_a_turn_have_seeds_of_their_own() -> None:
     class Best(CustomizedAgent):
         async def generate_async(self, messages_list: Any, **args: Any) -> Any:
-            replies = [(await super(Best, self).generate_async(messages_list, **args))[0] for _ in range(3)]
-            return [max(replies)]
+            sampled = await asyncio.gather(*(self.llm_engine.generate_async(messages_list, **args) for _ in range(3)))
+            return max(sampled)
 
     agent = customized(Best, Recording(lambda turn: str(turn.random.random())))
     (chain,) = await agent.run("Hi", seed=1)

@@ -70,6 +70,8 @@ def completion_text(template: Template | None, request: Request, completion: Com
     """The text of a completion, with its control tokens as the template's parser expects them."""
     if completion.message is not None:
         return completion.message.text
+    if not completion.token_ids:  # aborted before the first token
+        return ""
     if template is None:
         raise ConfigError("this backend returns tokens, and the agent has no template to parse them with")
     return template.text(completion.token_ids, request.prompt)
@@ -87,6 +89,8 @@ class _Turn:
     arguments: Mapping[str, Any]
     """The keywords that the agent was called with."""
     replace_history: Callable[[Sequence[Message]], Request]
+    num_requests: int = 0
+    """Replies that were requested, possibly at the same time."""
     completions: list[Completion] = field(default_factory=list)
 
 
@@ -116,21 +120,22 @@ class LLMEngine:
             raise ConfigError("the prompt has the tools of the agent; pass others to its constructor, as tools=")
         conversation = [m.to_dict() if isinstance(m, Message) else m for m in messages_list[0]]
         if conversation != turn.shown:
-            if turn.completions:
+            if turn.num_requests:
                 raise ConfigError("a turn has one history: change it before the first reply of the turn is sampled")
             # An unchanged message is kept as it is recorded: its dict lacks what could not be parsed.
             recorded = list(zip(turn.shown, turn.messages, strict=True))
             turn.messages = [
-                next((message for shown, message in recorded if shown == given), None) or Message.of(given)
-                for given in conversation
+                next((message for shown, message in recorded if shown == values), None) or Message.of(values)
+                for values in conversation
             ]
             turn.request = turn.replace_history(turn.messages)
             turn.shown = conversation
 
         request = turn.request
         changes = {name: value for name, value in sampling.items() if value != turn.arguments.get(name, ...)}
-        if number := len(turn.completions):  # with the same seed, further replies of the turn would be equal
-            changes.setdefault("seed", seed_for_turn(request.sampling.seed, 0, 0, number))
+        if turn.num_requests:  # with the same seed, further replies of the turn would be equal
+            changes.setdefault("seed", seed_for_turn(request.sampling.seed, 0, 0, turn.num_requests))
+        turn.num_requests += 1
         if changes:
             limit = request.sampling.max_tokens
             current = {name: getattr(request.sampling, name) for name in Sampling.__slots__}

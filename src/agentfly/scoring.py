@@ -304,15 +304,15 @@ RewardLike = Reward | Callable[..., Any] | str
 RewardSpec = RewardLike | Iterable[RewardLike] | Mapping[RewardLike, float]
 
 
-def find_reward(given: RewardLike) -> Reward:
+def find_reward(source: RewardLike) -> Reward:
     """The reward of a name, or made of a function. Raises ConfigError for something else."""
-    if isinstance(given, str):
-        return REWARDS.find(given)
-    if isinstance(given, Reward):
-        return given
-    if not callable(given) or inspect.isclass(given):
-        raise ConfigError(f"{given!r} is not a reward; pass a function, one decorated with @reward, or a reward's name")
-    return Reward(given)
+    if isinstance(source, str):
+        return REWARDS.find(source)
+    if isinstance(source, Reward):
+        return source
+    if not callable(source) or inspect.isclass(source):
+        raise ConfigError(f"{source!r} is not a reward; pass a function, also with @reward, or a reward's name")
+    return Reward(source)
 
 
 class Scorer:

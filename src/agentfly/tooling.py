@@ -419,37 +419,37 @@ class Toolbox:
         return tool
 
 
-def _expand(given: ToolLike) -> Sequence[Tool]:
-    if isinstance(given, Tool):
-        return [given]
-    if isinstance(given, str):
-        return [TOOLS.find(given)]
-    if inspect.isclass(given) and issubclass(given, Environment):
-        given.load_tools()
-        own: list[Tool] = []
-        names = dict.fromkeys(name for base in reversed(given.__mro__) for name in vars(base))
+def _expand(source: ToolLike) -> Sequence[Tool]:
+    if isinstance(source, Tool):
+        return [source]
+    if isinstance(source, str):
+        return [TOOLS.find(source)]
+    if inspect.isclass(source) and issubclass(source, Environment):
+        source.load_tools()
+        methods: list[Tool] = []
+        names = dict.fromkeys(name for base in reversed(source.__mro__) for name in vars(base))
         for name in names:  # in definition order
-            attribute = inspect.getattr_static(given, name)
+            attribute = inspect.getattr_static(source, name)
             if isinstance(getattr(attribute, "__func__", attribute), Tool):
-                own += _expand(getattr(given, name))
-        if not own:
-            raise ConfigError(f"environment {given.__name__} has no @tool methods")
-        return own
-    if isinstance(given, MethodType):
-        method = given.__func__.__qualname__
-        if inspect.isclass(given.__self__):
+                methods += _expand(getattr(source, name))
+        if not methods:
+            raise ConfigError(f"environment {source.__name__} has no @tool methods")
+        return methods
+    if isinstance(source, MethodType):
+        method = source.__func__.__qualname__
+        if inspect.isclass(source.__self__):
             raise ConfigError(f"{method} is a class method, which cannot be a tool; make it a method or a static one")
-        if isinstance(given.__self__, Environment):
+        if isinstance(source.__self__, Environment):
             raise ConfigError(
                 f"{method} is bound to one instance; pass it from the class, and every chain gets its own instance"
             )
-        return [Tool(given)]
-    if inspect.isfunction(given):
-        if not given.__name__.isidentifier():
-            raise ConfigError(f"{given!r} has no name that the model could call; write tool(name=…)(function)")
-        return [Tool(given)]
+        return [Tool(source)]
+    if inspect.isfunction(source):
+        if not source.__name__.isidentifier():
+            raise ConfigError(f"{source!r} has no name that the model could call; write tool(name=…)(function)")
+        return [Tool(source)]
     raise ConfigError(
-        f"{given!r} is not a tool; pass a function, one decorated with @tool, an Environment or a tool's name"
+        f"{source!r} is not a tool; pass a function, one decorated with @tool, an Environment or a tool's name"
     )
 
 
