@@ -280,6 +280,7 @@ def exact_answer(prediction: str, answer: str) -> float:
     return float(prediction.strip() == answer)
 
 
+@pytest.mark.timeout(900)  # the tiny model may have to be prepared
 def test_agent_of_the_original_is_trained_like_a_prebuilt_agent(tmp_path: Path) -> None:
     def train(agent_class: type[BaseAgent], folder: Path) -> RunDirectory:
         config = TrainConfig(

@@ -55,7 +55,7 @@ def invoke(*words: object) -> Any:
 def test_recipe_eval_tasks(recipe: Path, tmp_path: Path) -> None:
     shown = invoke(recipe, "-n", 2, "--greedy", "--by", "level", "--out", tmp_path / "out")
     assert shown.exit_code == 0
-    assert shown.stdout.startswith("evaluating bytes on 4 tasks\n")
+    assert shown.stdout.startswith("evaluating bytes on 4 tasks: at most 2 turns of 1024 tokens\n")
     for word in ("pass@2", "greedy", "level", "95% interval", "4 tasks, 12 chains (4 of them greedy)"):
         assert word in shown.stdout
     assert "chains: 12 of 12, reward " in shown.stderr
@@ -94,7 +94,9 @@ def test_model_behind_an_api(openai_server: OpenAIServer, tmp_path: Path, monkey
     client = {"backend": "client", "base_url": openai_server.url, "model": "big-one"}
     (tmp_path / "own.py").write_text(NOWHERE.replace("{**model}", f"{{'backend_config': {client}}}"))
     log = ["--out", str(tmp_path / "log.jsonl")]
-    assert invoke(tmp_path / "own.py", *log).stdout.startswith("evaluating big-one on 4 tasks\n")  # not its tokenizer
+    assert invoke(tmp_path / "own.py", *log).stdout.startswith(
+        "evaluating big-one on 4 tasks: at most 2 turns of 1024 tokens\n"
+    )  # not its tokenizer
     (tmp_path / "own.py").write_text((tmp_path / "own.py").read_text().replace("big-one", "small-one"))
     with pytest.raises(ConfigError, match="started with model='big-one', not 'small-one'"):
         invoke(tmp_path / "own.py", *log)
@@ -102,7 +104,7 @@ def test_model_behind_an_api(openai_server: OpenAIServer, tmp_path: Path, monkey
     shown = invoke(tmp_path / "api.py", *server, "--model", "big-one", "--json")
     figures = json.loads(shown.stdout)
     assert (figures["model"], figures["reward"][0]) == ("big-one", 1.0)
-    assert shown.stderr.startswith("evaluating big-one on 4 tasks\n")
+    assert shown.stderr.startswith("evaluating big-one on 4 tasks: at most 2 turns of 1024 tokens\n")
     assert {body["model"] for body in openai_server.bodies("/chat/completions")} == {"big-one"}
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(

@@ -40,7 +40,10 @@ def run_evaluation(run: AgentRun, asked: EvalOptions, *, as_json: bool = False) 
     """Evaluate with progress on standard error, and print the results."""
     progress = Console(stderr=True)
     model = run.agent.backend_model
-    print_text(progress if as_json else Console(), f"evaluating {model} on {len(run.tasks)} tasks")
+    print_text(
+        progress if as_json else Console(),
+        f"evaluating {model} on {len(run.tasks)} tasks: {run.settings.describe_limits()}",
+    )
     log, summary = _output_paths(asked.out)
     if log is not None and log.exists():
         print_text(progress, f"resuming {log}")

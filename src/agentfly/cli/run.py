@@ -24,7 +24,7 @@ from agentfly.cli.resolve import agent_accepts, import_here, load_module, make_a
 from agentfly.data import read_tasks, save_trajectories, select
 from agentfly.errors import ConfigError
 from agentfly.plugins import Registry, T
-from agentfly.rollout import RunResult
+from agentfly.rollout import ChainSettings, RunResult
 from agentfly.rollout.config import parse_settings, parse_tasks
 from agentfly.rollout.events import Event, Observer
 from agentfly.rollout.limits import ChainLimits
@@ -51,6 +51,12 @@ class AgentRun:
     agent: BaseAgent
     tasks: tuple[Task, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> ChainSettings:
+        """The options but `num_chains`, validated."""
+        options: Any = {name: value for name, value in self.options.items() if name != "num_chains"}
+        return parse_settings(options.pop("max_turns", ChainLimits().max_turns), options)
 
     def override(
         self,
@@ -152,13 +158,12 @@ def run_and_show(
 ) -> RunResult:
     """Run the agent, show its chains live, then a summary."""
     console = console or Console()
-    options: Any = dict(run.options)
-    num_chains = options.pop("num_chains", 1)
-    max_turns = options.pop("max_turns", ChainLimits().max_turns)
-    settings = parse_settings(max_turns, options)
+    num_chains = run.options.get("num_chains", 1)
+    settings = run.settings
     limits = f"{settings.describe_limits()} at temperature {settings.sampling.temperature:g}"
-    number = f"{len(run.tasks)} {'task' if len(run.tasks) == 1 else 'tasks'} × {num_chains}"
-    print_text(console, f"{number} chains; each chain has {limits}", "dim")
+    tasks = f"{len(run.tasks)} {'task' if len(run.tasks) == 1 else 'tasks'}"
+    chains = f"{num_chains} {'chain' if num_chains == 1 else 'chains'}"
+    print_text(console, f"{tasks} × {chains}; each chain has {limits}", "dim")
     own_observer: Observer | None = run.options.get("observer")
 
     async def run_to_end(view: LiveView) -> RunResult:
@@ -171,7 +176,7 @@ def run_and_show(
             async with AsyncExitStack() as stack:
                 if not view.draws_panels:
                     await stack.enter_async_context(report_waiting(lambda: f"{view.num_ended} chains finished"))
-                return await run.agent.run(list(run.tasks), max_turns, num_chains, **{**options, "observer": observe})
+                return await run.agent.run(list(run.tasks), **{**run.options, "observer": observe})
         finally:
             await run.agent.close()
 
