@@ -15,6 +15,7 @@ import pytest
 from agentfly.errors import ConfigError
 from agentfly.runs import Alarm, EvalFigures, Progress, RunLoggers, RunWriter, StepRecord, open_loggers
 from agentfly.runs.loggers import LOGGED_CHAINS, format_chain_html, format_chain_markdown, sample_chains
+from agentfly.training.config import TrainConfig
 from tests.runs.chains import chain, step
 
 RECORDS = [
@@ -92,6 +93,72 @@ def test_runs_import_no_torch_and_no_dashboard() -> None:
     heavy = ("torch", "wandb", "tensorboardX", "matplotlib")
     code = f"import sys, agentfly.runs, agentfly.runs.report; print([name for name in {heavy} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+CUSTOM = """
+class Count:
+    def __init__(self, directory):
+        self.file = directory.path / "count.txt"
+
+    def start(self, config):
+        self.file.write_text("0")
+
+    def progress(self, progress):
+        pass
+
+    def step(self, record):
+        self.file.write_text(str(record.step))
+
+    def close(self):
+        pass
+
+
+class NoStep:
+    start = progress = close = print
+
+
+class Exits(Count):
+    def __init__(self, directory):
+        raise SystemExit(3)
+"""
+
+
+@pytest.fixture
+def custom_loggers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "custom_loggers.py").write_text(CUSTOM)
+    (tmp_path / "exiting_loggers.py").write_text("raise SystemExit(1)")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "custom_loggers"
+
+
+def test_class_is_named_as_logger(tmp_path: Path, custom_loggers: str) -> None:
+    config = TrainConfig().override({"loggers": f"console,{custom_loggers}:Count"})
+    assert config.loggers == ("console", f"{custom_loggers}:Count")
+    with RunWriter.create(tmp_path / "run", {}) as run:
+        loggers = open_loggers(config.loggers[1:], run)
+        loggers.start({})
+        for record in RECORDS:
+            loggers.step(record)
+        loggers.close()
+    assert (tmp_path / "run" / "count.txt").read_text() == "2"
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("NoStep", "has no step; a logger has start, progress, step, close"),
+        ("Missing", "logger 'custom_loggers:Missing' cannot be imported"),
+        ("Exits", "could not be created from the run directory: SystemExit"),
+    ],
+)
+def test_class_that_is_no_logger_is_rejected(tmp_path: Path, custom_loggers: str, name: str, problem: str) -> None:
+    with RunWriter.create(tmp_path / "run", {}) as run, pytest.raises(ConfigError, match=problem):
+        open_loggers([f"{custom_loggers}:{name}"], run)
+
+
+def test_module_that_exits_is_no_logger(custom_loggers: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be imported: SystemExit"):
+        TrainConfig(loggers=("exiting_loggers:Count",))
 
 
 # ── TensorBoard ──
@@ -236,6 +303,21 @@ def test_wandb_gets_a_table_of_chains(tmp_path: Path, offline: None) -> None:
     content = json.loads(table.read_text())
     assert content["columns"] == ["chain", "task", "reward", "stop", "text"]
     assert [row[0] for row in content["data"]] == ["0/0", "3/0", "6/0", "9/0"]
+    assert all(f"**model**\n\n    assistant: {EVIL} {row[0][0]}" in row[-1] for row in content["data"])
+
+
+@pytest.mark.integration
+def test_settings_of_wandb_apply(tmp_path: Path, offline: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    import wandb
+
+    for name in ("PROJECT", "ENTITY", "NAME"):
+        monkeypatch.setenv(f"WANDB_{name}", f"our-{name.lower()}")
+    with RunWriter.create(tmp_path / "run", {}) as run:
+        loggers = open_loggers(["wandb"], run)
+        loggers.start({})
+        assert wandb.run is not None
+        assert (wandb.run.project, wandb.run.entity, wandb.run.name) == ("our-project", "our-entity", "our-name")
+        loggers.close()
 
 
 # ── MLflow ──
@@ -244,9 +326,9 @@ def test_wandb_gets_a_table_of_chains(tmp_path: Path, offline: None) -> None:
 @pytest.mark.integration
 def test_mlflow_keeps_one_run_over_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed: pip install 'agentfly-rl[mlflow]'")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # instead of a server
-    with evaluated_run(tmp_path) as run:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.chdir(tmp_path)  # where MLflow stores without a server
+    with evaluated_run(tmp_path / "run") as run:
         for part in (RECORDS, RECORDS[1:2]):
             loggers = open_loggers(["mlflow"], run)
             loggers.start({"model": "tiny", "optimizer": {"learning_rate": 1.0}})

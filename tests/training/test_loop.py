@@ -351,6 +351,48 @@ def test_unusable_row_is_reported_before_the_first_step(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+FAILING_LOGGER = """
+class FailsToStart:
+    def __init__(self, directory):
+        self.folder = directory.path / "notes"
+
+    def start(self, config):
+        self.folder.mkdir()
+        raise OSError("no server")
+
+    def close(self):
+        pass
+
+    progress = step = close
+"""
+
+
+@pytest.mark.parametrize("existing", [False, True])
+def test_run_that_fails_at_its_start_leaves_no_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, existing: bool
+) -> None:
+    (tmp_path / "failing_logger.py").write_text(FAILING_LOGGER)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    folder = tmp_path / "run"
+    if existing:
+        folder.mkdir()
+        (folder / "notes.txt").write_text("of the user")
+    with pytest.raises(OSError, match="no server"):
+        train_recipe(Recipe(RECIPE), ["loggers=failing_logger:FailsToStart"], folder)
+    assert [path.name for path in tmp_path.glob("run/*")] == (["notes.txt"] if existing else [])
+    assert folder.exists() == existing
+
+
+def test_resume_that_fails_at_its_start_keeps_the_run(
+    copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "failing_logger.py").write_text(FAILING_LOGGER)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(OSError, match="no server"):
+        resume_run(copied, None, ["loggers=failing_logger:FailsToStart", "steps=4"])
+    assert RunDirectory(copied).records()
+
+
 def test_reward_that_always_fails_ends_the_run_with_the_reason(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.py"
     recipe.write_text(RECIPE.read_text().replace("def vowels(trajectory: Any) -> float:", BROKEN))

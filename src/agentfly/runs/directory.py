@@ -29,7 +29,9 @@ import hashlib
 import io
 import json
 import math
+import os
 import re
+import shutil
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -247,9 +249,11 @@ def _numbers(line: Mapping[str, Any]) -> dict[str, float]:
 class RunWriter(RunDirectory):
     """Write access to a run directory. Holds a lock that excludes other writers; close it, or use `with`."""
 
-    def __init__(self, path: Path, lock: IO[str]) -> None:
+    def __init__(self, path: Path, lock: IO[str], existing: frozenset[str] | None = None) -> None:
+        """existing: what the folder had before this run was created in it; None for a run that is continued."""
         super().__init__(path)
         self._lock = lock
+        self._existing = existing
 
     @classmethod
     def create(cls, path: str | Path, config: Mapping[str, Any], recipe: Path | None = None) -> Self:
@@ -258,6 +262,7 @@ class RunWriter(RunDirectory):
         text = _encode_config(config)
         source = None if recipe is None else recipe.read_bytes()
         with explain_write_error(path):
+            existing = frozenset(os.listdir(path)) if path.exists() else frozenset()
             for folder in (path / "trajectories", path / "checkpoints"):
                 folder.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as undo:
@@ -271,7 +276,7 @@ class RunWriter(RunDirectory):
             # Last: this file makes the folder a run.
             write_atomic(path / "config.json", text)
             undo.pop_all()
-        return cls(path, lock)
+        return cls(path, lock, existing)
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
@@ -389,6 +394,25 @@ class RunWriter(RunDirectory):
                 number = path.name.partition("-")[2].partition(".")[0]
                 if number.isdecimal() and int(number) > step:
                     path.unlink()
+
+    def discard_if_empty(self) -> None:
+        """Close the run. If `create` made it and it has no results, remove it, and its folder if that was empty.
+
+        A run that fails at its start would leave a directory that looks like a run.
+        """
+        results = (self.metrics_file, self.evals_file, *self.checkpoints.glob("*"), *self.path.glob("trajectories/*"))
+        if self._existing is not None and not self._lock.closed and not any(path.exists() for path in results):
+            for path in self.path.iterdir():
+                if path.name in self._existing:
+                    continue
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
+            if not self._existing:
+                with contextlib.suppress(OSError):  # a file that another process wrote in the meantime
+                    self.path.rmdir()
+        self.close()
 
     def close(self) -> None:
         """Release the run directory for other writers. May be called twice."""

@@ -1,6 +1,7 @@
-"""Loggers of a training run: console, TensorBoard, Weights & Biases, MLflow. The JSONL files are always written.
+"""Loggers of a training run: console, TensorBoard, Weights & Biases, MLflow, or a class by reference.
 
-After an evaluation, the last three also get a few of its chains, read from the run directory.
+The JSONL files are always written. After an evaluation, the last three also get a few of its chains, read from the run
+directory.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ import difflib
 import importlib.util
 import json
 import logging
+import os
+import pkgutil
 import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from html import escape
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from agentfly.errors import ConfigError, describe
 from agentfly.extras import install_command
@@ -190,7 +193,8 @@ class TensorBoardLogger(RunLogger):
 class WandbLogger(RunLogger):
     """Logs to one W&B run per run directory, also after a resume.
 
-    With `WANDB_MODE=offline` the data stays in the run directory for `wandb sync`.
+    W&B's own settings apply, such as WANDB_PROJECT, WANDB_ENTITY and WANDB_NAME. With `WANDB_MODE=offline` the data
+    stays in the run directory for `wandb sync`.
     """
 
     def __init__(self, directory: RunDirectory) -> None:
@@ -207,8 +211,10 @@ class WandbLogger(RunLogger):
         settings = wandb.Settings(console="off", silent=True)
         try:
             self._run = wandb.init(
-                project="agentfly",
-                name=path.resolve().name,
+                # wandb reads the environment only once per process.
+                entity=os.environ.get("WANDB_ENTITY"),
+                project=os.environ.get("WANDB_PROJECT", "agentfly"),
+                name=os.environ.get("WANDB_NAME", path.resolve().name),
                 id=run_id,
                 resume="allow",
                 dir=str(path),
@@ -230,16 +236,17 @@ class WandbLogger(RunLogger):
             if record.eval is not None and (chains := sample_chains(self._directory, record.step)):
                 import wandb
 
+                # Text, not wandb.Html: media of a table are artifacts, which are not in the run directory when offline.
                 rows = [
-                    [each.id, each.task.question, each.reward, each.stop.value, wandb.Html(format_chain_html(each))]
-                    for each in chains
+                    [chain.id, chain.task.question, chain.reward, chain.stop.value, format_chain_markdown(chain)]
+                    for chain in chains
                 ]
                 values["chains"] = wandb.Table(["chain", "task", "reward", "stop", "text"], rows)
-                shown = [(each, image) for each in chains if (image := _last_image(each)) is not None]
-                if shown:
+                images = [(chain, image) for chain in chains if (image := _last_image(chain)) is not None]
+                if images:
                     values["eval/images"] = [
-                        wandb.Image(image, caption=f"{each.task.question[:200]} → {each.prediction[:200]}")
-                        for each, image in shown
+                        wandb.Image(image, caption=f"{chain.task.question[:200]} → {chain.prediction[:200]}")
+                        for chain, image in images
                     ]
             self._run.log(values)
 
@@ -252,7 +259,8 @@ class WandbLogger(RunLogger):
 class MlflowLogger(RunLogger):
     """Logs to one MLflow run per run directory, also after a resume.
 
-    Where it is stored follows from MLflow's own settings, such as MLFLOW_TRACKING_URI.
+    Where it is stored follows from MLflow's own settings, such as MLFLOW_TRACKING_URI; without one, `mlflow.db` and
+    `mlruns` in the current folder.
     """
 
     def __init__(self, directory: RunDirectory) -> None:
@@ -284,8 +292,9 @@ class MlflowLogger(RunLogger):
                 write_atomic(id_file, self._run_id.encode())
         except Exception as error:
             raise ConfigError(
-                f"MLflow could not be started ({describe(error)}); set MLFLOW_TRACKING_URI to the address of a server, "
-                "or remove 'mlflow' from the loggers"
+                f"MLflow could not be started ({describe(error)}). mlflow-skinny alone stores nothing: "
+                f"{install_command('mlflow')}, or set MLFLOW_TRACKING_URI to the address of a server, or remove 'mlflow' "
+                "from the loggers"
             ) from error
         self._client = client
 
@@ -314,7 +323,29 @@ def open_loggers(names: Iterable[str], directory: RunDirectory) -> RunLoggers:
     """Create the loggers by name, not started yet. Raises ConfigError for one that is unknown or not installed."""
     # The console starts last: other loggers may prompt the user first.
     ordered = sorted(validate_loggers(names), key=lambda name: name == "console")
-    return RunLoggers({name: _LOGGERS[name][1](directory) for name in ordered})
+    return RunLoggers({name: _open_logger(name, directory) for name in ordered})
+
+
+def _open_logger(name: str, directory: RunDirectory) -> RunLogger:
+    if name in _LOGGERS:
+        return _LOGGERS[name][1](directory)
+    try:
+        logger: RunLogger = _resolve_class(name)(directory)
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"logger {name!r} could not be created from the run directory: {describe(error)}") from error
+    return logger
+
+
+def _resolve_class(reference: str) -> Callable[[RunDirectory], RunLogger]:
+    """The class that `module:Class` names. Raises ConfigError if there is none or it lacks a method of a logger."""
+    try:
+        logger_class = pkgutil.resolve_name(reference)
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"logger {reference!r} cannot be imported: {describe(error)}") from error
+    methods = ("start", "progress", "step", "close")
+    if missing := [name for name in methods if not callable(getattr(logger_class, name, None))]:
+        raise ConfigError(f"logger {reference!r} has no {', '.join(missing)}; a logger has {', '.join(methods)}")
+    return cast("Callable[[RunDirectory], RunLogger]", logger_class)
 
 
 def validate_loggers(names: str | Iterable[str]) -> tuple[str, ...]:
@@ -322,14 +353,18 @@ def validate_loggers(names: str | Iterable[str]) -> tuple[str, ...]:
 
     Raises ConfigError for a logger that is unknown or not installed.
     """
-    listed = tuple(each.strip() for each in names.split(",")) if isinstance(names, str) else tuple(names)
+    listed = tuple(name.strip() for name in names.split(",")) if isinstance(names, str) else tuple(names)
     for name in listed:
+        if ":" in str(name):
+            _resolve_class(name)
+            continue
         if name not in _LOGGERS:
             close = difflib.get_close_matches(str(name), _LOGGERS, 1)
             suggestion = f", did you mean {close[0]!r}?" if close else ";"
             available = ", ".join(_LOGGERS)
             raise ConfigError(
-                f"there is no logger {name!r}{suggestion} there are {available}; metrics.jsonl is always written"
+                f"there is no logger {name!r}{suggestion} there are {available}, or a class as 'module:Class'; "
+                "metrics.jsonl is always written"
             )
         package = _LOGGERS[name][0]
         if importlib.util.find_spec(package) is None:

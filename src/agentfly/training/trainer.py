@@ -83,7 +83,8 @@ class Trainer:
                 writer.truncate_after(-1 if state is None else state.step)
                 writer.update_config(settings)
             else:
-                writer = undo.enter_context(RunWriter.create(folder, settings, plan.recipe))
+                writer = RunWriter.create(folder, settings, plan.recipe)
+                undo.callback(writer.discard_if_empty)
             tokenizer = load_tokenizer(resolve(config.model))
             self._loggers = open_loggers(config.loggers, writer)
             self.config = config
@@ -223,7 +224,7 @@ class Trainer:
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
-            stack.callback(self._writer.close)
+            stack.callback(self._close_writer)
             stack.callback(self.learner.close)
             stack.push_async_callback(self.agent.close)
             stack.push_async_callback(self._collector.close)
@@ -245,6 +246,12 @@ class Trainer:
                 write_report_files(self._writer, None if template is None else template.codec.decode)
         finally:
             await self._open.__aexit__(error_type, error, traceback)
+
+    def _close_writer(self) -> None:
+        if self._step_ended:
+            self._writer.close()
+        else:  # the run did not start
+            self._writer.discard_if_empty()
 
     @property
     def canary_tolerance(self) -> float:
