@@ -293,8 +293,8 @@ class MlflowLogger(RunLogger):
         except Exception as error:
             raise ConfigError(
                 f"MLflow could not be started ({describe(error)}). mlflow-skinny alone stores nothing: "
-                f"{install_command('mlflow')}, or set MLFLOW_TRACKING_URI to the address of a server, or remove 'mlflow' "
-                "from the loggers"
+                f"{install_command('mlflow')}, or set MLFLOW_TRACKING_URI to the address of a server, or remove "
+                "'mlflow' from the loggers"
             ) from error
         self._client = client
 
