@@ -115,6 +115,19 @@ def test_model_behind_an_api(openai_server: OpenAIServer, tmp_path: Path, monkey
     assert json.loads(bare.stdout)["pass_at"]["1"][0] == 1.0
 
 
+def test_kv_memory_is_passed_to_the_engine_beside_the_settings_of_the_recipe(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text(
+        "from agentfly.training import TrainConfig\n"
+        "config = TrainConfig(backend={'backend': 'transformers', 'dtype': 'float32'})\n"
+        "def agent(**model):\n    raise SystemExit(repr(model['backend_config']))\n"
+        "eval_tasks = ['1 + 1?']\n"
+    )
+    with pytest.raises(ConfigError, match=r"'dtype': 'float32', 'kv_memory': 2147483648"):
+        invoke(recipe, "--kv-memory", "2GiB")
+    assert "'much' is not a size; write 2GiB" in "".join(invoke(recipe, "--kv-memory", "much").output.split("\n"))
+
+
 def test_exit_code_if_nothing_was_scored(tmp_path: Path) -> None:
     (tmp_path / "api.py").write_text(NOWHERE)
     gone = invoke(tmp_path / "api.py", "--backend", "client", "--base-url", "http://127.0.0.1:9/v1", "--model", "m")

@@ -17,6 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from agentfly import plugins
 from agentfly.cli import doctor, env, mcp, models, recipes, report, serve, template, view
+from agentfly.cli.serve import KVMemory
 from agentfly.cli.signals import handle_sigterm
 from agentfly.errors import AgentFlyError, ConfigError, sanitize
 
@@ -161,6 +162,7 @@ def run(
     template: TemplateName = None,
     backend: Annotated[str | None, typer.Option(help="transformers (the default), vllm, client or scripted.")] = None,
     base_url: BaseUrl = None,
+    kv_memory: KVMemory = None,
     system_prompt: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     max_turns: MaxTurns = None,
     num_chains: Annotated[int | None, typer.Option("--num-chains", "-n", help="Chains per task.")] = None,
@@ -176,7 +178,7 @@ def run(
 
     flags = running.drop_unset(
         agent=agent, model_name_or_path=model, template=template, backend=backend, system_prompt=system_prompt,
-        tools=tool, backend_config={"base_url": base_url} if base_url else None,
+        tools=tool, backend_config=running.drop_unset(base_url=base_url or None, kv_memory=kv_memory) or None,
     )  # fmt: skip
     if save is not None:
         running.check_writable(save)
@@ -253,6 +255,7 @@ def evaluate(
     model: Annotated[str | None, typer.Option(help="Model, for a recipe whose `agent` is a function.")] = None,
     backend: Annotated[str | None, typer.Option(help="transformers (the default), vllm or client.")] = None,
     base_url: BaseUrl = None,
+    kv_memory: KVMemory = None,
     template: TemplateName = None,
     agent: Annotated[
         str | None, typer.Option(help="Without a recipe: hf (the default), react, code, action, vision.")
@@ -278,7 +281,8 @@ def evaluate(
 
     flags = running.drop_unset(
         agent=agent, model_name_or_path=model, template=template, backend=backend, system_prompt=system_prompt,
-        tools=tool, backend_config={"base_url": base_url} if base_url else None, reward=reward,
+        tools=tool, reward=reward,
+        backend_config=running.drop_unset(base_url=base_url or None, kv_memory=kv_memory) or None,
     )  # fmt: skip
     options = {"max_turns": max_turns, "num_chains": chains, "seed": seed, "max_concurrent_chains": max_concurrent}
     sampling = {"temperature": temperature, "max_tokens": max_tokens}

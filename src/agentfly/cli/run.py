@@ -115,7 +115,10 @@ def load_recipe(
         flags = {**flags, "backend": ScriptedBackend("unused")}
     config = getattr(module, "config", None)
     if isinstance(config, TrainConfig):
-        flags = {**config.agent_settings, **flags}
+        settings = config.agent_settings
+        if "backend_config" in flags and "backend" not in flags:
+            flags = {**flags, "backend_config": {**settings.get("backend_config", {}), **flags["backend_config"]}}
+        flags = {**settings, **flags}
     agent = make_agent(module, **flags)
     tasks = next((getattr(module, name) for name in named if hasattr(module, name)), ())
     if isinstance(tasks, str | Path):

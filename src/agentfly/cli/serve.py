@@ -11,11 +11,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -39,6 +39,24 @@ Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; d
 ApiKey = Annotated[
     str | None, typer.Option(envvar="AGENTFLY_API_KEY", help="Key that clients must send; needed unless loopback.")
 ]
+
+
+def parse_size(text: str) -> int:
+    """Parse a number of bytes, with or without a unit."""
+    from pydantic import ByteSize, TypeAdapter, ValidationError
+
+    try:
+        return int(TypeAdapter(ByteSize).validate_python(text))
+    except ValidationError:
+        raise typer.BadParameter(f"{text!r} is not a size; write 2GiB, 500MB, or a number of bytes") from None
+
+
+KVMemory = Annotated[
+    int | None,
+    typer.Option(
+        parser=parse_size, metavar="SIZE", help="KV cache, such as 2GiB; default: half of a GPU's free memory."
+    ),
+]
 Embedded, VLLM = "transformers", "vllm"
 
 
@@ -50,6 +68,7 @@ class ServeConfig:
     host: str
     port: int
     dtype: str | None = None
+    kv_memory: int | None = None
     tool_parser: str | None = None
     updatable: bool = False
     flags: tuple[str, ...] = ()
@@ -82,8 +101,8 @@ class ServeConfig:
         given = {flag.partition("=")[0] for flag in self.flags}
         if on_cpu and "--enforce-eager" not in given:
             ours += ["--enforce-eager"]
-        if on_cpu and "--kv-cache-memory-bytes" not in given:
-            ours += ["--kv-cache-memory-bytes", str(cache_bytes(None, device))]
+        if (on_cpu or self.kv_memory) and "--kv-cache-memory-bytes" not in given:
+            ours += ["--kv-cache-memory-bytes", str(cache_bytes(self.kv_memory, device))]
         return [*ours, *self.flags]
 
     @property
@@ -101,6 +120,7 @@ def serve(
     port: Port = 8000,
     api_key: ApiKey = None,
     dtype: Dtype = None,
+    kv_memory: KVMemory = None,
     tool_parser: Annotated[str | None, typer.Option(help="With vllm: its tool-call parser, such as hermes.")] = None,
     updatable: Annotated[
         bool, typer.Option("--updatable", help="With vllm: let every client update the weights.")
@@ -112,13 +132,23 @@ def serve(
         if api_key is not None:
             raise ConfigError("vLLM takes its key itself: put --api-key after the --")
         extra = parse_extra_flags(flags or ())
-        config = ServeConfig(folder, host, port, dtype=dtype, tool_parser=tool_parser, updatable=updatable, flags=extra)
+        config = ServeConfig(
+            folder,
+            host,
+            port,
+            dtype=dtype,
+            kv_memory=kv_memory,
+            tool_parser=tool_parser,
+            updatable=updatable,
+            flags=extra,
+        )
         raise typer.Exit(run_server(config))
     if backend != Embedded:
         raise ConfigError(f"--backend is {Embedded} or {VLLM}, not {backend!r}")
     if flags or tool_parser or updatable:
         raise ConfigError(f"further flags, --tool-parser and --updatable need --backend {VLLM}")
-    serve_with_engine(folder, host, port, name=model, api_key=api_key, dtype=dtype, out=None)
+    settings = {"dtype": dtype, "kv_memory": kv_memory}
+    serve_with_engine(folder, host, port, name=model, api_key=api_key, settings=settings, out=None)
 
 
 def gateway(
@@ -128,9 +158,11 @@ def gateway(
     port: Port = 8000,
     api_key: ApiKey = None,
     dtype: Dtype = None,
+    kv_memory: KVMemory = None,
 ) -> None:
     """Serve a model and record what clients do as chains, until Ctrl-C; the header x-agentfly-chain names a chain."""
-    serve_with_engine(find_checkpoint(model), host, port, name=model, api_key=api_key, dtype=dtype, out=out)
+    settings = {"dtype": dtype, "kv_memory": kv_memory}
+    serve_with_engine(find_checkpoint(model), host, port, name=model, api_key=api_key, settings=settings, out=out)
 
 
 def find_checkpoint(model: str) -> str:
@@ -145,16 +177,26 @@ def find_checkpoint(model: str) -> str:
 
 
 def serve_with_engine(
-    folder: str, host: str, port: int, *, name: str, api_key: str | None, dtype: str | None, out: Path | None
+    folder: str,
+    host: str,
+    port: int,
+    *,
+    name: str,
+    api_key: str | None,
+    settings: Mapping[str, Any],
+    out: Path | None,
 ) -> None:
-    """Serve with the embedded engine until SIGINT or SIGTERM. `out`: record the chains and save them here."""
+    """Serve with the embedded engine until SIGINT or SIGTERM.
+
+    settings: of the engine; None is its default. out: record the chains and save them here.
+    """
     from agentfly.agents import HFAgent
     from agentfly.data import save_trajectories
     from agentfly.gateway import Gateway
 
     if out is not None and out.exists():
         raise ConfigError(f"{out} exists; name another file with --out")
-    agent = HFAgent(folder, backend=Embedded, backend_config={} if dtype is None else {"dtype": dtype})
+    agent = HFAgent(folder, backend=Embedded, backend_config=settings)
     server = Gateway(
         agent.backend,
         agent.load_template,
@@ -168,8 +210,8 @@ def serve_with_engine(
     async def run(signals: SignalFlag) -> None:
         try:
             async with server:
-                settings = f'{{"base_url": "{server.base_url}", "prompt_format": "tokens"}}'
-                usage = f'HFAgent("{folder}", backend="client", backend_config={settings})'
+                client = f'{{"base_url": "{server.base_url}", "prompt_format": "tokens"}}'
+                usage = f'HFAgent("{folder}", backend="client", backend_config={client})'
                 print(f"agentfly: {name} is served at {server.base_url}; use it with\n  {usage}", flush=True)
                 while not signals.received:  # noqa: ASYNC110  (a handler sets it)
                     await asyncio.sleep(0.1)

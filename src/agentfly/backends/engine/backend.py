@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from agentfly.backends.engine.request import EngineRequest
 from agentfly.backends.engine.sampler import reject_extremes
 from agentfly.backends.engine.scheduler import CPU_ROWS, CPU_TOKENS, GPU_ROWS, GPU_TOKENS
 from agentfly.backends.engine.vision import RequestImages, mark_images, takes_images
-from agentfly.errors import BackendFault, ConfigError
+from agentfly.errors import BackendFault, ConfigError, describe
 from agentfly.models import resolve
 from agentfly.templates.codec import Codec
 from agentfly.templates.template import Template
@@ -32,6 +33,8 @@ from agentfly.vision import ImageProcessor, load_image_processor
 _LOG = logging.getLogger(__name__)
 MAX_STOP_IDS = 64
 MAX_ID = (1 << 31) - 1
+CACHE_ATTEMPTS = 3
+"""How often a cache without a given size is allocated, each time from what is free."""
 
 
 class TransformersBackend(Backend):
@@ -68,7 +71,8 @@ class TransformersBackend(Backend):
         if isinstance(model, str):
             at = loading.resolve_device(device)
             self._name = resolve(model)
-            loaded = loading.load_model(self._name, at, loading.resolve_dtype(dtype, at))
+            with _explain_out_of_memory(f"the weights of {model} do", at, "end another process or use a smaller model"):
+                loaded = loading.load_model(self._name, at, loading.resolve_dtype(dtype, at))
         else:
             if device is not None or dtype is not None:
                 raise ConfigError("a model object has its device and dtype already; leave device= and dtype= out")
@@ -77,7 +81,7 @@ class TransformersBackend(Backend):
         """The model as given or loaded; it has the weights that are sampled from."""
         at = next(loaded.parameters()).device
         gpu = at.type == "cuda"
-        self._runner = _build_runner(loaded, cache_bytes(kv_memory, at), gpu)
+        self._runner = _build_runner_in_free_memory(loaded, kv_memory, at)
         self.context_length = min(loading.max_positions(loaded.config.get_text_config()), self._runner.kv_cache.free)
         self._vocabulary = loaded.get_input_embeddings().weight.shape[0]
         self._codec: Codec | None = None
@@ -173,6 +177,40 @@ class TransformersBackend(Backend):
 
     async def close(self) -> None:
         await self._engine.close()
+
+
+def _first_line(error: Exception) -> str:
+    return describe(error).partition("\n")[0]
+
+
+@contextmanager
+def _explain_out_of_memory(what: str, device: torch.device, advice: str) -> Iterator[None]:
+    """Turn torch's error into a ConfigError with the numbers of the GPU."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        free, total = (f"{size / 2**30:.1f}" for size in torch.cuda.mem_get_info(device))
+        raise ConfigError(
+            f"{what} not fit on {device}: {free} of {total} GiB are free; {advice} ({_first_line(error)})"
+        ) from error
+
+
+def _build_runner_in_free_memory(model: Any, kv_memory: int | None, device: torch.device) -> ModelRunner:
+    """A runner whose cache has `kv_memory` bytes; None: a share of the free memory.
+
+    Another process may take that memory between the measurement and the allocation: then the share is that of what is
+    left, a few times.
+    """
+    for _ in range(CACHE_ATTEMPTS - 1 if kv_memory is None else 0):
+        try:
+            return _build_runner(model, cache_bytes(None, device), device.type == "cuda")
+        except torch.OutOfMemoryError as error:
+            _LOG.warning("the KV cache did not fit, trying with what is free now: %s", _first_line(error))
+        torch.cuda.empty_cache()
+    size = cache_bytes(kv_memory, device)
+    advice = "end another process, or give the cache less: kv_memory, in bytes (backend.kv_memory=…, --kv-memory 2GiB)"
+    with _explain_out_of_memory(f"a KV cache of {size / 2**30:.1f} GiB does", device, advice):
+        return _build_runner(model, size, device.type == "cuda")
 
 
 def _build_runner(model: Any, memory: int, gpu: bool) -> ModelRunner:
