@@ -3,11 +3,15 @@
 import os
 import re
 import signal
+import subprocess
+import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil  # type: ignore[import-untyped]
 import pytest
 
 torch = pytest.importorskip("torch", reason="training needs torch: pip install 'agentfly-rl[train]'")
@@ -196,6 +200,40 @@ def test_run_on_two_ranks_is_stopped_and_equals_the_run_of_one_process(
     for single, sharded in zip(one, two, strict=True):
         for name in ("reward/mean", "policy/loss", "policy/grad_norm", "policy/tokens", "policy/entropy"):
             assert sharded[name] == pytest.approx(single[name], rel=1e-3, abs=1e-5), name
+
+
+@pytest.mark.slow_smoke
+def test_ranks_end_with_a_killed_torchrun(tmp_path: Path, small_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VOWELS_MODEL", str(small_model))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    folder = tmp_path / "run"
+    changes = ["steps=100000", "loggers=[]", "evaluation.every=null", "checkpoint.every=1"]
+    launcher = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "--"),
+            *("agentfly", "train", str(RECIPE), *changes, "--run", str(folder)),
+        ],
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        while not (folder / "metrics.jsonl").exists():
+            assert launcher.poll() is None, "the run failed"
+            time.sleep(0.1)
+        ranks = psutil.Process(launcher.pid).children()
+        assert len(ranks) == 2
+        with pytest.raises(
+            ConfigError, match=r"is being written by process (\d+) \(`.*train.*`, for \d+ min\)"
+        ) as error:
+            cli_train.resume_run(folder, None)
+        assert any(f"process {rank.pid} " in str(error.value) for rank in ranks)
+    finally:
+        launcher.kill()
+        launcher.wait()
+    _, alive = psutil.wait_procs(ranks, timeout=60)
+    assert not alive
+    monkeypatch.setattr("agentfly.cli.train.launch_or_join_ranks", lambda *_, **__: False)  # one process resumes
+    done = RunDirectory(folder).records()[-1].step
+    cli_train.resume_run(folder, None, [f"steps={done + 1}"])
 
 
 def test_items_are_partitioned_by_length() -> None:

@@ -7,11 +7,13 @@ import fcntl
 import json
 import math
 import os
+import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+import psutil  # type: ignore[import-untyped]
 from pydantic_core import PydanticSerializationError, to_json
 
 from agentfly.errors import ConfigError, DataError
@@ -123,18 +125,37 @@ os.register_at_fork(after_in_child=_release_in_child)
 
 
 def acquire_lock(path: Path) -> IO[str]:
-    """Lock a run directory for writing. Raises ConfigError, naming the process, if another one holds the lock."""
+    """Lock a run directory for writing. Raises ConfigError, naming the processes, if others hold the lock.
+
+    The kernel releases the lock when its processes end, however they end.
+    """
     with explain_write_error(path):
         lock = (path / ".lock").open("a+")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         lock.seek(0)
-        holder = lock.read().strip() or "unknown"
+        writer = lock.read().strip() or "unknown"
         lock.close()
-        raise ConfigError(f"the run in {path} is being written by process {holder}; wait for it to end") from error
+        holders = _find_holders(path / ".lock") or [f"process {writer}, perhaps on another machine"]
+        raise ConfigError(
+            f"the run in {path} is being written by {' and '.join(holders)}; wait for it to end, or end it with `kill`"
+        ) from error
     lock.truncate(0)
     lock.write(str(os.getpid()))
     lock.flush()
     _LOCKS.add(lock)
     return lock
+
+
+def _find_holders(lock: Path) -> list[str]:
+    """The processes of this machine that have a lock file open: id, age and command."""
+    holders = []
+    for process in psutil.process_iter():
+        # Processes of other users do not show their files, and others end meanwhile.
+        with contextlib.suppress(psutil.Error):
+            if any(file.path == str(lock.resolve()) for file in process.open_files()):
+                minutes = (time.time() - process.create_time()) / 60
+                command = " ".join(process.cmdline())
+                holders.append(f"process {process.pid} (`{command[:120]}`, for {minutes:.0f} min)")
+    return holders

@@ -1,6 +1,6 @@
 """The processes of a run: one, or one per GPU (ranks), started by `gpus=N` or by torchrun.
 
-Rank 0 runs the trainer; the other ranks are in `launch_or_join_ranks` during the run.
+Rank 0 runs the trainer; the other ranks are in `launch_or_join_ranks` during the run. All end with their launcher.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from tempfile import TemporaryDirectory
 
 from agentfly.errors import ConfigError
+from agentfly.sandbox.inside import kernel
 from agentfly.training.config import TrainConfig
 from agentfly.training.config_records import SHARDED_TOWER
 
@@ -34,6 +35,9 @@ def launch_or_join_ranks(config: TrainConfig, command: Sequence[str] = (), *, re
         if config.gpus > 1:
             start_ranks(config.gpus, command)
         return config.gpus > 1
+    if sys.platform == "linux":
+        # A rank that outlives a killed launcher would train on, or wait in a collective, with the run's lock.
+        kernel.die_with_parent()
     local_ranks = int(os.environ["LOCAL_WORLD_SIZE"])
     if config.gpus not in (1, local_ranks) and not resumed:
         raise ConfigError(f"gpus={config.gpus}, but torchrun started {local_ranks} ranks on this machine: leave it out")
