@@ -326,6 +326,22 @@ def test_uncreatable_folder_is_reported(tmp_path: Path) -> None:
         create(tmp_path / "file" / "run")
 
 
+def test_named_pipe_is_no_file_of_a_run(tmp_path: Path) -> None:
+    with create(tmp_path) as run:
+        os.mkfifo(run.metrics_file)
+        with pytest.raises(DataError, match=r"metrics\.jsonl could not be written"):
+            run.append(step(1))
+        with pytest.raises(DataError, match=r"metrics\.jsonl cannot be read: not a regular file"):
+            run.records()
+
+
+def test_loop_of_links_is_reported(tmp_path: Path) -> None:
+    with create(tmp_path) as run:
+        run.metrics_file.symlink_to(run.metrics_file)
+        with pytest.raises(DataError, match=r"metrics\.jsonl cannot be read: Too many levels of symbolic links"):
+            run.records()
+
+
 # ── a full disk ──
 
 FULL = """

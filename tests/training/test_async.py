@@ -192,6 +192,7 @@ async def test_a_chain_that_becomes_too_old_is_discarded_and_counted(
     assert steps_of(folder, slow) == ([] if rule == "drop" else [3])
     await Trainer(plan, folder, resume=True).run()
     assert len(trained_steps(folder)) == 6
+    assert [record.metrics[counted] for record in trained_steps(folder)[:2]] == [0, 4]  # repeated from the journal
     assert steps_of(folder, slow) == ([] if rule == "drop" else [3])
     assert all(max(token_ages(folder, step)) <= 1 for step in range(1, 7))
 

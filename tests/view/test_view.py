@@ -3,6 +3,7 @@
 import gzip
 import http.client
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -208,6 +209,23 @@ def test_a_damaged_file_is_reported_and_the_others_are_shown(tmp_path: Path) -> 
         index.update()
         assert index.select({"step": "1"})[0] == 6
         assert len(index.problems) == 1
+
+
+def test_a_named_pipe_in_a_run_directory_does_not_block_the_viewer(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    run.close()
+    pipes = [run.metrics_file, run.evals_file, run.alarms_file, run.trajectory_file(1), run.path / ".lock"]
+    for path in pipes:
+        path.unlink(missing_ok=True)
+        os.mkfifo(path)
+    with ChainIndex(find_sources([tmp_path / "run"]), tmp_path / "cache") as index:
+        index.update()
+        assert index.select({})[0] == 8
+        problems = data_of(index).runs({})["problems"]
+    assert len(problems) == 2  # curves have none: what is no file has no lines yet
+    assert all("not a regular file" in problem for problem in problems)
+    with pytest.raises(DataError, match=r"metrics\.jsonl cannot be read: not a regular file"):
+        run.records()
 
 
 def edit_first_line(run: RunWriter, **changes: object) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import math
 import os
+import stat
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
 import psutil  # type: ignore[import-untyped]
 from pydantic_core import PydanticSerializationError, to_json
@@ -22,15 +24,27 @@ PARTIAL_FILES = ".*.part"
 """Glob of temporary files that a killed process leaves behind."""
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading. Raises OSError if it is none: opening a named pipe would wait for a writer."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Read the JSON objects of a JSONL file; empty if there is no file.
 
     A last line without a line break is incomplete (its process was killed or is writing it) and is skipped.
     """
     try:
-        complete, _, _partial = path.read_bytes().rpartition(b"\n")
+        with open_regular(path) as file:
+            complete, _, _partial = file.read().rpartition(b"\n")
     except FileNotFoundError:
         return []
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
     values = []
     for number, line in enumerate(complete.splitlines(), 1):
         if not line:
@@ -46,10 +60,15 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return values
 
 
+def _open_at_once(path: str, flags: int) -> int:
+    """Opener that does not wait for the reader of a named pipe."""
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)
+
+
 def append_lines(path: Path, values: Sequence[Mapping[str, Any]]) -> None:
     """Append lines to a file. If they cannot be written completely, the file stays unchanged."""
     data = b"".join(encode_line(replace_non_finite(value)) for value in values)
-    with explain_write_error(path), path.open("ab", buffering=0) as file:
+    with explain_write_error(path), open(path, "ab", buffering=0, opener=_open_at_once) as file:
         before = file.tell()
         try:
             if file.write(data) != len(data):

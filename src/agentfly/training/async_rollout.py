@@ -123,6 +123,10 @@ class RolloutJournal:
         return lines[1:]
 
 
+def _discard_metric(attempt: int | None) -> str:
+    return "dropped_chains" if attempt is None else "recomputed_chains"
+
+
 class AsyncCollector(Collector):
     """Runs groups in the background; `collect` takes those of the next step."""
 
@@ -151,6 +155,8 @@ class AsyncCollector(Collector):
         self._changed = asyncio.Event()
         self._error: Exception | None = None
         self._counts: Counter[str] = Counter()
+        self._repeated_counts: dict[int, Counter[str]] = {}
+        """Discarded chains by step, of steps that are repeated after a resume."""
         self._collect_seconds = self._idle_seconds = 0.0
         self._idle_since: float | None = None
 
@@ -199,6 +205,7 @@ class AsyncCollector(Collector):
     def advance(self, version: int) -> None:
         """Cancel groups that are too old for the next step, and start those of one more step."""
         self._version = version
+        self._counts += self._repeated_counts.pop(version, Counter())
         config = self.config.async_training
         for group in list(self._groups.values()):
             if group.age(version) <= config.max_staleness:
@@ -208,7 +215,7 @@ class AsyncCollector(Collector):
             attempt = group.attempt + 1 if config.on_stale == "recompute" else None
             self._discard(group, attempt)
             self._journal.append({"group": group.position, "discard": attempt})
-            self._counts["dropped_chains" if attempt is None else "recomputed_chains"] += self.config.num_chains
+            self._counts[_discard_metric(attempt)] += self.config.num_chains
         self._start_groups()
 
     def pop_metrics(self, seconds: float) -> dict[str, float]:
@@ -348,6 +355,9 @@ class AsyncCollector(Collector):
                 groups[0].add(Trajectory.from_json(line["chain"]))
             elif "discard" in line:
                 self._discard(groups[0], line["discard"])
+                # The journal has a discard after the batch of the step at whose end it happened.
+                counts = self._repeated_counts.setdefault(step + max(len(self._recorded), 1), Counter())
+                counts[_discard_metric(line["discard"])] += self.config.num_chains
             elif all(group.complete for group in groups) and line["step"] == step + len(self._recorded) + 1:
                 self._recorded[line["step"]] = groups
                 for position in positions:

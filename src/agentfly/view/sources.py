@@ -9,6 +9,7 @@ import sys
 import threading
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -17,6 +18,7 @@ import psutil  # type: ignore[import-untyped]
 
 from agentfly.errors import DataError, describe
 from agentfly.runs.directory import RunDirectory
+from agentfly.runs.files import open_regular
 from agentfly.runs.record import Alarm
 
 _CHAINS_FILE = re.compile(r"(step|eval)-(\d+)\.jsonl\.gz")
@@ -77,8 +79,10 @@ class ChainFile:
         except (OSError, EOFError, ValueError) as error:
             raise DataError(f"{self.path} cannot be read: {error}; reload the list of chains") from error
 
-    def _open(self) -> BinaryIO | gzip.GzipFile:
-        return gzip.open(self.path, "rb") if self.path.suffix == ".gz" else self.path.open("rb")
+    @contextmanager
+    def _open(self) -> Iterator[BinaryIO | gzip.GzipFile]:
+        with open_regular(self.path) as file:
+            yield gzip.GzipFile(fileobj=file) if self.path.suffix == ".gz" else file
 
 
 class Source:
@@ -143,7 +147,8 @@ class Source:
         if self.kind != "run":
             return False
         try:
-            return bool(psutil.pid_exists(int((self.path / ".lock").read_text())))
+            with open_regular(self.path / ".lock") as file:
+                return bool(psutil.pid_exists(int(file.read())))
         except (OSError, ValueError, OverflowError):
             return False
 
