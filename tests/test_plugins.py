@@ -211,6 +211,7 @@ BROKEN = """\
 [agentfly.environments]
 Missing = no_such_module:Missing
 Wrong = json:dumps
+Exits = exiting_module:Exits
 [agentfly.rewards]
 missing_reward = json:no_such_reward
 [agentfly.recipes]
@@ -220,11 +221,13 @@ missing_recipe = no_such_module.recipe
 
 def test_broken_package_is_named_and_does_not_break_the_others(tmp_path: Path) -> None:
     folder = declare(tmp_path, "broken-pack", BROKEN)
+    (folder / "exiting_module.py").write_text("raise SystemExit(3)")
     listed = command(folder, "env", "list")
     assert listed.returncode == 0, listed.stderr
     assert "WebShop" in listed.stdout
     missing = "the environment 'Missing' of the package broken-pack 0.1 (no_such_module:Missing) cannot be loaded: "
     assert f"{missing}ModuleNotFoundError: No module named 'no_such_module'" in listed.stdout
+    assert "(exiting_module:Exits) cannot be loaded: SystemExit: 3" in listed.stdout
     assert "'Wrong' of the package broken-pack 0.1 (json:dumps) is not a subclass of Environment" in listed.stdout
     played = command(folder, "env", "play", "missing")
     assert (played.returncode, "Traceback" in played.stderr) == (2, False)

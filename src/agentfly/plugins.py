@@ -67,7 +67,7 @@ class Plugin:
                 found = getattr(found, part)
         except AgentFlyError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a module may be a script that exits
             raise ConfigError(f"{self} cannot be loaded: {describe(error)}") from error
         return found
 

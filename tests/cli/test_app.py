@@ -257,6 +257,17 @@ def test_panel_wraps_only_the_end_of_a_long_reply(text: str) -> None:
     assert grows_at_most(cpu_seconds, 10_000, 200_000, ratio=3)
 
 
+@pytest.mark.integration
+@pytest.mark.parametrize("arguments", [["--version"], ["models"], ["train", "--help-fields"]])
+def test_output_that_cannot_be_written_is_one_line(arguments: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(
+            [sys.executable, "-m", "agentfly", *arguments], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert result.returncode == 2
+    assert result.stderr == "agentfly: the output could not be written: No space left on device\n"
+
+
 def test_version() -> None:
     assert run_command("--version").stdout.startswith("agentfly 0.")
 

@@ -244,6 +244,15 @@ async def test_seccomp_filter_is_installed(open_session, mechanism: str) -> None
     assert (await session.shell("grep -c '^Seccomp:.*2' /proc/self/status")).status == 0
 
 
+@pytest.mark.parametrize("mechanism", STRONG)
+async def test_pipes_keep_their_size(open_session, mechanism: str) -> None:
+    """The pages of all pipes of a user are counted together: large ones of a session would shrink those of the host."""
+    session = await open_session(mechanism)
+    code = "import fcntl, os; fcntl.fcntl(os.pipe()[1], fcntl.F_SETPIPE_SZ, 1 << 20)"
+    assert "PermissionError" in (await session.run(code)).error
+    assert (await session.run("fcntl.fcntl(os.pipe()[1], fcntl.F_GETPIPE_SZ)")).value == "65536"
+
+
 FILES = b"""
 import os
 def kinds():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import logging
 import os
@@ -376,6 +377,9 @@ app.add_typer(env.app, name="env", cls=_Subcommands)
 app.add_typer(mcp.app, name="mcp", cls=_Subcommands)
 
 
+_OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EPIPE)
+
+
 def main() -> None:
     """Run a command. An AgentFlyError is printed as a message without a traceback; the exit code is 2."""
     for stream in (sys.stdout, sys.stderr):
@@ -387,11 +391,20 @@ def main() -> None:
         logging.lastResort.setFormatter(_SanitizingFormatter())
     with handle_sigterm():
         try:
-            app()
+            try:
+                app()
+            finally:
+                sys.stdout.flush()
         except AgentFlyError as error:
             _print_error(f"agentfly: {error}")
             sys.exit(2)
-        except BaseException:
+        except BaseException as error:
+            # Files have names, which their errors are reported with; standard output has none.
+            if isinstance(error, OSError) and error.filename is None and error.errno in _OUTPUT_ERRORS:
+                with open(os.devnull, "wb") as devnull:  # else the interpreter fails to flush once more
+                    os.dup2(devnull.fileno(), sys.stdout.fileno())
+                _print_error(f"agentfly: the output could not be written: {error.strerror}")
+                sys.exit(2)
             # Replaces typer's hook.
             sys.excepthook = lambda *error: _print_error("".join(traceback.format_exception(*error)).rstrip("\n"))
             raise

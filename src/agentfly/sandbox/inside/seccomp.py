@@ -18,6 +18,7 @@ _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _NUMBER, _ARCH, _FIRST, _SECOND, _THIRD = 0, 4, 16, 24, 32  # offsets in seccomp_data; arguments count from one
 _NEW_NAMESPACES = 0x7E020000
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+_F_SETPIPE_SZ = 1031
 _UNIX, _INET, _INET6 = 1, 2, 10
 _STREAM, _SEQPACKET, _SOCKET_TYPE = 1, 5, 0xF  # a mask without SOCK_CLOEXEC and SOCK_NONBLOCK
 _SO_SNDBUF, _SO_SNDBUFFORCE, _SO_PASSPIDFD, _SO_PEERPIDFD = 7, 32, 76, 77
@@ -26,7 +27,7 @@ _ARCHES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 # name: (x86_64, aarch64); None if the machine has no such call
 _SPECIAL = {
     "clone": (56, 220), "clone3": (435, 435), "socket": (41, 198), "socketpair": (53, 199), "ioctl": (16, 29),
-    "setsockopt": (54, 208), "getsockopt": (55, 209), "prlimit64": (302, 261),
+    "setsockopt": (54, 208), "getsockopt": (55, 209), "prlimit64": (302, 261), "fcntl": (72, 25),
 }  # fmt: skip
 _UNAVAILABLE: Mapping[str, tuple[int, int | None]] = {  # ENOSYS, so that libraries fall back
     "clone3": (435, 435), "memfd_create": (319, 279), "memfd_secret": (447, 447),
@@ -140,5 +141,7 @@ def build_filter(inet: bool, own_mounts: bool) -> bytes:
     # A process changes its own limits only, not those of another process of the session (such as a judge).
     program.allow_only("prlimit64", _FIRST, (0,), error=errno.EPERM)
     program.refuse_values("ioctl", _SECOND, _EQUAL, (_TIOCSTI, _TIOCLINUX))
+    # 64 pipes of 1 MiB would use up what the kernel grants all pipes of a user; those of the host would shrink.
+    program.refuse_values("fcntl", _SECOND, _EQUAL, (_F_SETPIPE_SZ,))
     program.add(_RETURN, _ALLOW)
     return b"".join(program.code)
