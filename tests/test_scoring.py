@@ -4,6 +4,7 @@ import asyncio
 import decimal
 import fractions
 import functools
+import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -402,9 +403,9 @@ async def test_every_kind_of_number_is_a_reward(value: object, total: float) -> 
 
 @pytest.mark.parametrize(
     "value",
-    [None, "1.0", b"1", float("nan"), float("inf"), 10**400, 1j, object(), {1, 2}, {"score": 1}, {}, {"reward": None},
-     {"reward": "x"}, [1.0], [1, 2, 3], [1, None], [1, float("nan")], [1e308, 1e308], np.array([np.nan, 1]), [[1], [2]],
-     (n for n in [1, 2]), b"ab"],
+    [None, "1.0", b"1", float("nan"), float("inf"), 1e308, -1e31, 10**400, 1j, object(), {1, 2}, {"score": 1}, {},
+     {"reward": None}, {"reward": "x"}, [1.0], [1, 2, 3], [1, None], [1, float("nan")], [1e308, 1e308],
+     np.array([np.nan, 1]), [[1], [2]], (n for n in [1, 2]), b"ab"],
     ids=lambda value: f"{type(value).__name__} {value!r:.6}",
 )  # fmt: skip
 async def test_invalid_return_value_is_a_reward_fault(value: object) -> None:
@@ -416,6 +417,19 @@ async def test_invalid_return_value_is_a_reward_fault(value: object) -> None:
 async def test_one_number_per_turn(value: object) -> None:
     got = await score(returning(value))
     assert (got.total, got.per_turn) == (1.25, (0.25, 1.0))
+
+
+async def test_weighted_sum_that_is_too_large_is_a_reward_fault() -> None:
+    first, second = returning(1e30, "first"), returning(1e30, "second")
+    for rewards in ({first: 2.0}, {first: 1.0, second: 1.0}):
+        with pytest.raises(RewardFault, match=r"the weighted sum of the rewards: a score must be finite"):
+            await score(rewards)
+
+
+async def test_number_that_is_not_finite_is_none_in_the_metrics() -> None:
+    got = await score(returning({"reward": 1, "aux": float("nan"), "parts": np.array([1, np.inf])}))
+    assert got == Score(1.0, None, {"aux": None, "parts": [1, None]})
+    assert Score.from_json(json.loads(json.dumps(got.to_json()))) == got
 
 
 async def test_wrong_number_of_turn_rewards_is_a_fault() -> None:

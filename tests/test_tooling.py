@@ -476,10 +476,16 @@ async def test_other_keys_of_a_result_are_kept_as_info() -> None:
     @tool
     async def look() -> dict[str, Any]:
         """Look."""
-        return {"observation": "seen", "score": np.float32(0.5), "at": (1, 2), "grid": np.zeros((1, 2)), "odd": odd}
+        return {
+            "observation": "seen",
+            "score": np.float32(0.5),
+            "at": (1, 2),
+            "grid": np.array([[0, np.nan]]),
+            "odd": odd,
+        }
 
     result = await run(look)
-    assert result.info == {"score": 0.5, "at": [1, 2], "grid": [[0.0, 0.0]], "odd": odd}
+    assert result.info == {"score": 0.5, "at": [1, 2], "grid": [[0.0, None]], "odd": odd}
     assert type(result.info["score"]) is float
     assert result.record.info is result.info
 

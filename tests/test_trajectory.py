@@ -15,6 +15,7 @@ from rich.console import Console
 from agentfly.errors import RecordError
 from agentfly.segment import AUTHOR_COLORS, Author, Segment, Span
 from agentfly.trajectory import (
+    MAX_REWARD,
     CallRecord,
     CallStatus,
     Failure,
@@ -33,6 +34,7 @@ SHOWN = [author for author in Author if author is not Author.MODEL]
 ids = st.integers(0, 2**31 - 1)
 logprob = st.floats(-(2.0**100), 0, width=32)
 number = st.floats(allow_nan=False, allow_infinity=False)
+reward = st.floats(-MAX_REWARD, MAX_REWARD)
 count = st.integers(0, 2**53)
 text = st.text(max_size=12) | st.sampled_from(["", "\u2028", "\x00", "😀", '"\\', "{image}", "\r\n", "é"])
 images = st.builds(Image, st.sampled_from(["data:image/png;base64,AA==", "https://x/ü.png"]))
@@ -97,7 +99,7 @@ trajectories = st.builds(
     text,
     count,
     count,
-    st.none() | st.builds(Score, number, st.none() | st.lists(number, max_size=3).map(tuple), columns),
+    st.none() | st.builds(Score, reward, st.none() | st.lists(reward, max_size=3).map(tuple), columns),
     st.sampled_from(TrainingTreatment),
     st.lists(st.builds(Failure, st.sampled_from(FailureKind), text, count, count), max_size=2).map(tuple),
     number,

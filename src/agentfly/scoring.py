@@ -21,13 +21,13 @@ from typing import Any, overload
 
 from agentfly import plugins
 from agentfly.environment import Environment, resolve_env_class
-from agentfly.errors import ConfigError, EnvironmentFault, RewardFault, describe
+from agentfly.errors import ConfigError, EnvironmentFault, RecordError, RewardFault, describe
 from agentfly.resources import Leases
 from agentfly.schema import caller_namespace, type_hints
 from agentfly.segment import to_plain
 from agentfly.threads import LoopTimer, call, run_within
 from agentfly.tooling import Context
-from agentfly.trajectory import Score, Trajectory
+from agentfly.trajectory import MAX_REWARD, Score, Trajectory
 from agentfly.types import Task
 from agentfly.validation import FiniteFloat, validate
 
@@ -217,7 +217,6 @@ class Reward(plugins.NamedFunction):
 
 def to_score(returned: Any, turns: int, source: str) -> Score:
     """The score of what `source` returned: a number, one per turn, or a dict. Raises RewardFault."""
-
     original = returned
 
     def to_number(value: Any) -> float:
@@ -225,10 +224,10 @@ def to_score(returned: Any, turns: int, source: str) -> Score:
             number = math.nan if isinstance(value, str | bytes | bytearray) else float(value)
         except Exception:
             number = math.nan
-        if not math.isfinite(number):
+        if not abs(number) <= MAX_REWARD:
             raise RewardFault(
-                f"{source} returned {original!r:.80}; it may return a finite number, a list with one "
-                "number per turn, or a dict with 'reward' and metrics"
+                f"{source} returned {original!r:.80}; it may return a finite number up to {MAX_REWARD:g}, a list with "
+                "one number per turn, or a dict with 'reward' and metrics"
             )
         return number
 
@@ -393,7 +392,7 @@ class Scorer:
             if weight == 1.0:
                 return score
             scaled = None if score.per_turn is None else tuple(weight * value for value in score.per_turn)
-            return Score(weight * score.total, scaled, score.metrics)
+            return _build_score(weight * score.total, scaled, score.metrics)
         metrics: dict[str, Any] = {}
         total = 0.0
         per_turn = [0.0] * len(trajectory.turns)
@@ -408,4 +407,13 @@ class Scorer:
         if faults:
             faults[0].metrics = metrics
             raise faults[0]
-        return Score(total, tuple(per_turn) if any(s.per_turn is not None for _, _, s in scores) else None, metrics)
+        has_turns = any(score.per_turn is not None for _, _, score in scores)
+        return _build_score(total, tuple(per_turn) if has_turns else None, metrics)
+
+
+def _build_score(total: float, per_turn: tuple[float, ...] | None, metrics: Mapping[str, Any]) -> Score:
+    """The score of weighted rewards, whose sum may be too large."""
+    try:
+        return Score(total, per_turn, metrics)
+    except RecordError as error:
+        raise RewardFault(f"the weighted sum of the rewards: {error}") from error

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import enum
 import json
+import math
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -387,15 +388,18 @@ def message_from_json(value: Mapping[str, Any]) -> Message:
 
 
 def to_plain(value: Any) -> Any:
-    """Convert arrays and NumPy scalars to lists and numbers, and tuples to lists, recursively.
+    """Convert arrays and NumPy scalars to lists and numbers, tuples to lists, NaN and infinity to None, recursively.
 
-    Other values stay as they are, for the user to inspect; `require_json` rejects them by name.
+    JSON has neither of the latter, and a chain must not be lost for one number beside its reward. Other values stay as
+    they are, for the user to inspect; `require_json` rejects them by name.
     """
     if isinstance(value, Mapping):
         return {name: to_plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
         return [to_plain(each) for each in value]
-    return value.tolist() if hasattr(value, "tolist") else value
+    if hasattr(value, "tolist"):
+        return to_plain(value.tolist())
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def require_json(values: Mapping[str, Any], what: str) -> dict[str, Any]:

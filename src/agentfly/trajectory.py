@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import enum
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
@@ -178,6 +177,10 @@ class TurnRecord:
         return cls(FinishReason(finish), records, generate_seconds, tool_seconds)
 
 
+MAX_REWARD = 1e30
+"""Larger rewards overflow in statistics and in float32, which advantages have."""
+
+
 @dataclass(frozen=True, slots=True)
 class Score:
     """The reward of a chain."""
@@ -188,8 +191,11 @@ class Score:
     metrics: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not all(map(math.isfinite, (self.total, *(self.per_turn or ())))):
-            raise RecordError(f"a score must be finite, not {self.total} of {self.per_turn}")
+        # Not `abs(value) > MAX_REWARD`: that is false for NaN.
+        if not all(abs(value) <= MAX_REWARD for value in (self.total, *(self.per_turn or ()))):
+            raise RecordError(
+                f"a score must be finite, and at most {MAX_REWARD:g}, not {self.total} of {self.per_turn}"
+            )
 
     def to_json(self) -> list[Any]:
         """A JSON array that `from_json` reads."""
