@@ -11,11 +11,11 @@ import contextlib
 import io
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from agentfly.errors import ConfigError, DataError, describe
 from agentfly.extras import require_extra
@@ -58,11 +58,30 @@ PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "video_p
 _FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
 
 
-def open_image(image: Image) -> Any:
-    """Decode an image to a Pillow image in RGB. Raises DataError if it is broken, too large, too narrow or animated."""
+@contextlib.contextmanager
+def _explain_damage() -> Iterator[None]:
+    """Turn what Pillow raises for damaged files, some of it by accident, into a DataError."""
     with require_extra("decoding an image", "vision"):
         import PIL.Image
-        import PIL.ImageOps
+
+    try:
+        yield
+    except DataError:
+        raise
+    except PIL.UnidentifiedImageError as error:
+        raise DataError(
+            "an image cannot be decoded: it is not a PNG, JPEG, GIF or WebP file, or it is damaged"
+        ) from error
+    except (
+        OSError, ValueError, SyntaxError, LookupError, EOFError, struct.error, PIL.Image.DecompressionBombError
+    ) as error:  # fmt: skip
+        raise DataError(f"an image cannot be decoded: {describe(error):.200}") from error
+
+
+def _read_header(image: Image) -> Any:
+    """The Pillow image of a `data:` URI, of which no pixels are decoded yet."""
+    import PIL.Image
+
     if not image.url.startswith("data:"):
         raise DataError(
             f"the image {image.url!r:.120} is not a data: URI; image_config={{'fetch': True}} lets an agent fetch it"
@@ -70,8 +89,25 @@ def open_image(image: Image) -> Any:
     _, comma, data = image.url.partition(";base64,")
     if not comma:
         raise DataError(f"the image {image.url!r:.120} is a data: URI without ';base64,'; encode its file as base64")
-    try:
-        opened: PIL.Image.Image = PIL.Image.open(io.BytesIO(base64.b64decode(data, validate=True)), formats=_FORMATS)
+    return PIL.Image.open(io.BytesIO(base64.b64decode(data, validate=True)), formats=_FORMATS)
+
+
+def count_pixels(image: Image) -> int:
+    """The number of pixels that the file of a `data:` URI claims, without decoding them; 0 without Pillow."""
+    if find_spec("PIL") is None:
+        return 0
+    with _explain_damage():
+        header = _read_header(image)
+        return int(header.width * header.height)
+
+
+def open_image(image: Image) -> Any:
+    """Decode an image to a Pillow image in RGB. Raises DataError if it is broken, too large, too narrow or animated."""
+    with _explain_damage():
+        import PIL.Image
+        import PIL.ImageOps
+
+        opened: PIL.Image.Image = _read_header(image)
         width, height = opened.size
         frames = getattr(opened, "n_frames", 1)
         problem = ""
@@ -93,16 +129,6 @@ def open_image(image: Image) -> Any:
             opened = PIL.Image.new("RGBA", layer.size, "white")
             opened.alpha_composite(layer)
         return opened.convert("RGB")
-    except DataError:
-        raise
-    except PIL.UnidentifiedImageError as error:
-        raise DataError(
-            "an image cannot be decoded: it is not a PNG, JPEG, GIF or WebP file, or it is damaged"
-        ) from error
-    except (  # what Pillow raises for damaged files, some of it by accident
-        OSError, ValueError, SyntaxError, LookupError, EOFError, struct.error, PIL.Image.DecompressionBombError
-    ) as error:  # fmt: skip
-        raise DataError(f"an image cannot be decoded: {describe(error):.200}") from error
 
 
 def encode_image(pixels: Any) -> Image:
@@ -113,7 +139,13 @@ def encode_image(pixels: Any) -> Image:
     return Image(f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}")
 
 
-@lru_cache(maxsize=256)
+_NORMALIZED: WeakKeyDictionary[Image, Image | None] = WeakKeyDictionary()
+"""Normalized images by original, as long as the original is used, as that of a task by all its chains.
+
+None stands for the image itself, which could not end otherwise.
+"""
+
+
 def normalize_image(image: Image) -> Image:
     """Decode, check and scale down an image; an address that is not a `data:` URI stays as it is.
 
@@ -121,6 +153,15 @@ def normalize_image(image: Image) -> Image:
     """
     if not image.url.startswith("data:") or find_spec("PIL") is None:
         return image
+    with contextlib.suppress(KeyError):
+        return _NORMALIZED[image] or image
+    normalized = _normalize_pixels(image)
+    _NORMALIZED[image] = None if normalized == image else normalized
+    _NORMALIZED.setdefault(normalized, None)
+    return normalized
+
+
+def _normalize_pixels(image: Image) -> Image:
     pixels = open_image(image)
     excess = pixels.width * pixels.height / MAX_PIXELS
     if excess > 1:

@@ -23,7 +23,7 @@ MAX_CALLS = 256
 """Tool calls that are parsed in one reply; what follows them stays text."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Image:
     """An image in a message, stored as a URL so that it survives JSON."""
 

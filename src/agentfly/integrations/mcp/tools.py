@@ -17,7 +17,7 @@ from referencing import Registry
 from referencing.exceptions import Unresolvable
 
 from agentfly.errors import ConfigError, DataError
-from agentfly.images import normalize_image
+from agentfly.images import count_pixels, normalize_image
 from agentfly.schema import ToolArguments, convert_text
 from agentfly.tooling import Tool, ToolResult
 from agentfly.trajectory import CallStatus
@@ -33,6 +33,10 @@ MAX_SCHEMA_DEPTH = 128
 """Levels of JSON in an input schema whose references are expanded."""
 MAX_SCHEMA_NODES = 20_000
 """Objects and arrays in an input schema whose references are expanded: they bound the time of a validation."""
+MAX_IMAGES = 32
+MAX_RESULT_PIXELS = 64_000_000
+"""Images of one result, and pixels of all of them; a single image of this size is scaled down. The others are not
+decoded: a file of some kilobytes can claim as many pixels."""
 IS_ERROR = "is_error"
 """Key of a returned value that marks an error of the call, for the record."""
 _UNFIT = re.compile(r"[^a-zA-Z0-9_-]")
@@ -241,7 +245,7 @@ def choose_names(
 def to_observation(result: mcp_types.CallToolResult, progress: list[str]) -> dict[str, Any]:
     """Convert a result to what a tool returns: text, images, and structured content for the record."""
     texts: list[str] = []
-    images: list[Image] = []
+    images: list[tuple[Image, int]] = []
     for block in result.content:
         if isinstance(block, mcp_types.EmbeddedResource):
             resource = block.resource
@@ -270,16 +274,20 @@ def to_observation(result: mcp_types.CallToolResult, progress: list[str]) -> dic
         texts = [f"Error: {texts[0]}", *texts[1:]] if texts else ["Error: the tool failed without a message."]
     returned["observation"] = "\n".join(texts)
     if images:
-        returned["image"] = images
+        returned["image"] = [image for image, _ in images]
     return returned
 
 
-def _add_bytes(data: str, mime_type: str, what: str, texts: list[str], images: list[Image]) -> None:
-    """Add an image; or, if it cannot be shown, a text in its place."""
+def _add_bytes(data: str, mime_type: str, what: str, texts: list[str], images: list[tuple[Image, int]]) -> None:
+    """Add an image and its number of pixels; or, if it cannot be shown, a text in its place."""
     if not mime_type.startswith("image/"):
         texts.append(f"[{what}: {len(data) * 3 // 4:,} bytes of {mime_type or 'unknown type'}, not shown]")
         return
     try:
-        images.append(normalize_image(Image.of(base64.b64decode(data, validate=True))))
+        image = Image.of(base64.b64decode(data, validate=True))
+        pixels = count_pixels(image)
+        if len(images) == MAX_IMAGES or (images and sum(size for _, size in images) + pixels > MAX_RESULT_PIXELS):
+            raise DataError(f"a result may have {MAX_IMAGES} images, of {MAX_RESULT_PIXELS:,} pixels together")
+        images.append((normalize_image(image), pixels))
     except (DataError, binascii.Error, ValueError) as error:
         texts.append(f"[{what}: an image that cannot be shown: {error!s:.200}]")
