@@ -189,6 +189,18 @@ def two_turns() -> Segment:
     return segment
 
 
+def test_images_of_a_segment_survive_json_and_a_copy() -> None:
+    segment = two_turns()
+    stored = segment.to_json()
+    assert stored["image_token_id"] == 5
+    assert "image_token_id" not in Segment().to_json()
+    for other in (Segment.from_json(stored), segment.copy()):
+        assert other.image_token_id == 5
+        assert other.images == segment.images == (Image("https://x/y.png"),)
+        assert other.exact is segment.exact is True
+        assert other.image_positions.tolist() == [4]
+
+
 def test_new_weights_in_the_middle_of_a_turn_split_its_span() -> None:
     segment = two_turns()
     assert segment.mask.tolist() == [False, False, True, True, False, True, True, True]

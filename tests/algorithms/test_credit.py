@@ -24,6 +24,7 @@ from agentfly.algorithms import (
     build_algorithm,
 )
 from agentfly.algorithms.base import SEGMENT_DECAY, Algorithm, Episode, Group
+from agentfly.algorithms.returns import whiten
 from agentfly.errors import ConfigError, RecordError
 from tests.algorithms.chains import advantages, episode
 
@@ -331,3 +332,21 @@ def test_wrong_name_or_setting_is_rejected(given: Any, settings: dict[str, Any],
 def test_naming_an_algorithm_imports_no_torch() -> None:
     code = "import sys, agentfly.algorithms; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_ppo_whitens_over_the_batch_unless_told_not_to() -> None:
+    chains = [episode([2], reward, values=[0.0, 0.0]) for reward in (0.0, 4.0, 1.0)]
+    whitened, plain = (
+        np.concatenate([row for rows in advantages(PPO(whiten=whiten), chains) for row in rows])
+        for whiten in (True, False)
+    )
+    assert plain.tolist() == [0, 0, 4, 4, 1, 1]
+    assert (whitened.mean(), whitened.var(ddof=1)) == pytest.approx((0, 1), abs=1e-5)
+
+
+def test_two_values_are_whitened() -> None:
+    assert np.concatenate(whiten([np.array([1.0]), np.array([3.0])])) == pytest.approx(
+        [-(0.5**0.5), 0.5**0.5], abs=1e-5
+    )
+    assert whiten([np.array([5.0])])[0].tolist() == [0.0]
+    assert whiten([]) == []

@@ -199,6 +199,52 @@ def test_loss_metrics() -> None:
     assert measured["loss"] == pytest.approx(measured["loss_policy"])
 
 
+@pytest.mark.parametrize(
+    ("surrogate", "low", "high"), [("clip", 1, 1), ("gspo", 1, 1), ("cispo", 2, 2), ("plain", None, None)]
+)
+def test_clipped_tokens_are_counted_where_the_clip_has_an_effect(surrogate: Any, low: Any, high: Any) -> None:
+    """Ratios 0.5, 0.5, 0.9, 1.1, 2, 2 with a clip of 0.2: the minimum with r·A ignores it on one side of A."""
+    ratios = torch.tensor([0.5, 0.5, 0.9, 1.1, 2.0, 2.0])
+    tokens = TokenBatch(
+        logprobs=ratios.log().requires_grad_(),
+        old_logprobs=torch.zeros(6),
+        sampler_logprobs=torch.full((6,), -0.5),
+        advantages=torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, -1.0]),
+        weights=torch.full((6,), 1 / 6),
+        sequence_ids=torch.arange(6),
+        num_sequences=6,
+    )
+    measured = Loss(surrogate, clip=(0.2, 0.2))(tokens)[1]
+    assert (measured.get("clip_low"), measured.get("clip_high")) == (low, high)
+    assert measured["mismatch_max"] == 0.5
+
+
+def test_every_term_of_the_loss_is_measured_under_its_name() -> None:
+    tokens = replace(tokens_of(), teacher_kl=torch.full((sum(LENGTHS),), 0.25))
+    loss = Loss(kl_coef=0.5, kl_estimator="k1", entropy_coef=0.1, teacher_coef=2.0)
+    total, measured = loss(tokens)
+    weights = tokens.weights
+    kl = (tokens.logprobs - tokens.reference_logprobs).detach()
+    assert tokens.entropies is not None
+    expected = {
+        "loss_kl": 0.5 * (weights * kl).sum(),
+        "loss_entropy": -0.1 * (weights * tokens.entropies.detach()).sum(),
+        "loss_teacher": 2.0 * 0.25 * weights.sum(),
+    }
+    assert {name: measured[name].item() for name in expected} == pytest.approx(
+        {name: value.item() for name, value in expected.items()}
+    )
+    assert total.item() == pytest.approx((measured["loss_policy"] + sum(expected.values())).item(), rel=1e-5)
+    figures = combine_metrics([measured, measured])
+    count = sum(LENGTHS)
+    assert (figures["teacher_kl"], figures["kl"]) == pytest.approx((0.25, kl.sum().item() / count), rel=1e-5)
+    assert figures["loss_kl"] == pytest.approx(2 * expected["loss_kl"].item(), rel=1e-5)  # summed, not averaged
+    without = Loss()(tokens)[1]
+    assert not {"loss_kl", "loss_entropy"} & without.keys()
+    with pytest.raises(ConfigError, match="a divergence to a teacher, and no `teacher_kl`"):
+        Loss(teacher_coef=1.0)(tokens_of())
+
+
 def test_combining_no_metrics_gives_no_metrics() -> None:
     assert combine_metrics([]) == {}
 
@@ -276,6 +322,8 @@ def test_kl_penalty_in_the_reward() -> None:
     logprobs, reference = np.array([-1.0, -2.0], np.float32), np.array([-1.5, -1.0], np.float32)
     np.testing.assert_allclose(kl_penalty(logprobs, reference, "k1", 0.1), [0.05, -0.1], rtol=1e-6)
     assert kl_penalty(logprobs, reference, "k3", 0.1).dtype == np.float32
+    far = kl_penalty(np.array([100.0, -100.0], np.float32), np.zeros(2, np.float32), "k3", 1.0)
+    np.testing.assert_allclose(far, [19.0, math.exp(20) - 21], rtol=1e-6)  # log ratios are clamped to ±20
 
 
 def test_the_controller_steers_and_is_resumed() -> None:
@@ -284,6 +332,9 @@ def test_the_controller_steers_and_is_resumed() -> None:
     assert controller.coef == pytest.approx(0.1 * 1.1)
     controller.update(0.0, chains=50)
     assert controller.coef == pytest.approx(0.1 * 1.1 * 0.9)
+    near = KLController(0.1, target=0.05, horizon=1)
+    near.update(0.055, chains=1)  # 10 % above the target, within the clip of 20 %
+    assert near.coef == pytest.approx(0.1 * 1.1)
     again = KLController(0.1, target=0.05, horizon=100)
     again.load_state_dict(controller.state_dict())
     assert again.coef == controller.coef

@@ -9,16 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentfly.algorithms import PPO
+from agentfly.algorithms import GRPO, PPO
 from agentfly.algorithms.base import Episode, Group, SegmentArrays
+from agentfly.errors import RecordError
 from agentfly.segment import Floats
-from agentfly.training.advantages import compute_samples
+from agentfly.training.advantages import compute_samples, measure_teacher
 from agentfly.training.config import TrainConfig
 from tests.algorithms.chains import episode
+
+TEMPERATURE = 0.7
 
 
 class NumberedLearner:
     """Scores the sampled tokens of each segment by numbers that no other segment has."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
 
     def _score(self, segments: Sequence[SegmentArrays], first: float) -> list[Floats]:
         return [
@@ -26,12 +32,22 @@ class NumberedLearner:
         ]
 
     def score(self, segments: Sequence[SegmentArrays], temperature: float) -> list[Floats]:
+        assert temperature == TEMPERATURE
+        self.calls.append("score")
         return self._score(segments, 0.0)
 
     def score_reference(self, segments: Sequence[SegmentArrays], temperature: float) -> list[Floats]:
-        return [2 * numbers for numbers in self.score(segments, temperature)]
+        assert temperature == TEMPERATURE
+        self.calls.append("score_reference")
+        return [2 * numbers for numbers in self._score(segments, 0.0)]
+
+    def score_teacher(self, segments: Sequence[SegmentArrays], temperature: float) -> list[Floats]:
+        assert temperature == TEMPERATURE
+        self.calls.append("score_teacher")
+        return [3 * numbers for numbers in self._score(segments, 0.0)]
 
     def values(self, segments: Sequence[SegmentArrays]) -> list[Floats]:
+        self.calls.append("values")
         return self._score(segments, 100.0)
 
 
@@ -57,10 +73,12 @@ def groups_of_several_segments() -> list[Group]:
     return [Group(tuple(chains[:2])), Group(tuple(chains[2:]))]
 
 
-def compute(algorithm: RecordingPPO, kl: dict[str, Any]) -> list[Any]:
-    config = TrainConfig(model="tiny", algorithm=algorithm, kl=kl)
-    learner: Any = NumberedLearner()
-    return compute_samples(groups_of_several_segments(), learner, config, config.kl.coef)
+def compute(
+    algorithm: Any, kl: dict[str, Any], learner: Any = None, teacher_model: Any = None, **fields: Any
+) -> list[Any]:
+    config = TrainConfig(model="tiny", algorithm=algorithm, kl=kl, sampling={"temperature": TEMPERATURE}, **fields)
+    groups = groups_of_several_segments()
+    return compute_samples(groups, learner or NumberedLearner(), config, config.kl.coef, teacher=teacher_model)
 
 
 def numbers(arrays: Sequence[Floats] | None) -> list[set[float]]:
@@ -97,3 +115,55 @@ def test_kl_is_part_of_the_reward_only_where_it_is_placed_there(placement: str) 
         np.array_equal(sample.advantages, other.advantages) for sample, other in zip(samples, without_kl, strict=True)
     ]
     assert equal == [placement == "loss"] * len(samples)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "fields", "calls"),
+    [
+        ("grpo", {}, []),
+        ("ppo", {}, ["values"]),
+        ("grpo", {"kl": {"coef": 0.1}}, ["score_reference"]),
+        ("grpo", {"kl": {"coef": 0.1, "placement": "reward"}}, ["score", "score_reference"]),
+        ("grpo", {"teacher": {"model": "tiny", "divergence": "sampled"}}, ["score", "score_teacher"]),
+        ("grpo", {"teacher": {"model": "tiny"}}, []),  # the exact divergence is a term of the loss
+    ],
+)
+def test_the_learner_scores_only_what_the_configuration_reads(
+    algorithm: str, fields: dict[str, Any], calls: list[str]
+) -> None:
+    learner = NumberedLearner()
+    samples = compute(algorithm, fields.pop("kl", {}), learner, **fields)
+    assert learner.calls == calls
+    assert all(sample.temperature == TEMPERATURE for sample in samples)
+    assert all((sample.returns is not None) is (algorithm == "ppo") for sample in samples)
+
+
+@pytest.mark.parametrize(("reward_coef", "separate"), [(0.0, False), (2.0, False), (2.0, True)])
+def test_sampled_divergence_to_the_teacher_is_added_to_the_advantages(reward_coef: float, separate: bool) -> None:
+    """Segment n has the log-probability -n, the teacher's -3n: each token gets coef · (-3n + n)."""
+    learner, server = NumberedLearner(), NumberedLearner()
+    teacher = {"model": "tiny", "divergence": "sampled", "coef": 0.5, "reward_coef": reward_coef}
+    samples = compute("grpo", {}, learner, server if separate else None, teacher=teacher)
+    assert ("score_teacher" in server.calls) is separate
+    assert ("score_teacher" in learner.calls) is not separate
+    without_teacher = compute("grpo", {})
+    for number, (sample, other) in enumerate(zip(samples, without_teacher, strict=True), 1):
+        divergence = np.where(sample.segment.mask, 0.5 * (-3 * number + number), 0)
+        np.testing.assert_allclose(sample.advantages, reward_coef * other.advantages + divergence, rtol=1e-6)
+        assert numbers([sample.teacher_logprobs]) == [{-3.0 * number}]
+    gaps = [2.0 * number for number, sample in enumerate(samples, 1) for _ in range(sample.segment.num_sampled_tokens)]
+    assert measure_teacher(samples) == {"policy/teacher_kl": pytest.approx(np.mean(gaps))}
+    assert measure_teacher(without_teacher) == {}
+
+
+@dataclass(frozen=True)
+class ForgetsAnEpisode(GRPO):
+    """An algorithm that does not return every episode."""
+
+    def compute_advantages(self, groups: Sequence[Group]) -> list[list[Episode]]:
+        return [episodes[:-1] for episodes in super().compute_advantages(groups)]
+
+
+def test_algorithm_that_loses_an_episode_is_reported() -> None:
+    with pytest.raises(RecordError, match=r"compute_advantages of ForgetsAnEpisode must return every episode"):
+        compute(ForgetsAnEpisode(), {})
