@@ -132,7 +132,7 @@ def test_the_learner_scores_only_what_the_configuration_reads(
     algorithm: str, fields: dict[str, Any], calls: list[str]
 ) -> None:
     learner = NumberedLearner()
-    samples = compute(algorithm, fields.pop("kl", {}), learner, **fields)
+    samples = compute(algorithm, learner=learner, **{"kl": {}, **fields})
     assert learner.calls == calls
     assert all(sample.temperature == TEMPERATURE for sample in samples)
     assert all((sample.returns is not None) is (algorithm == "ppo") for sample in samples)
