@@ -189,6 +189,13 @@ def two_turns() -> Segment:
     return segment
 
 
+def test_spans_equal_spans_with_the_same_content_only() -> None:
+    first, second, *_ = two_turns().spans
+    assert first == two_turns().spans[0]
+    assert first != second
+    assert first != first.to_json()
+
+
 def test_images_of_a_segment_survive_json_and_a_copy() -> None:
     segment = two_turns()
     stored = segment.to_json()

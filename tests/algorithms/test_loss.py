@@ -379,6 +379,12 @@ def test_missing_token_data_is_rejected(loss: Loss, missing: str) -> None:
         loss(replace(tokens, **{missing: None}))
 
 
+@pytest.mark.parametrize("settings", [{"coef": -0.1}, {"coef": 0.1, "horizon": 0}, {"coef": 0.1, "target": 0}])
+def test_controller_of_numbers_that_are_not_positive_is_rejected(settings: Any) -> None:
+    with pytest.raises(ConfigError, match="give positive numbers"):
+        KLController(**settings)
+
+
 def test_invalid_sizes_and_controllers_are_rejected() -> None:
     with pytest.raises(ConfigError, match=r"no aggregation is named 'tokens'.* did you mean 'token'"):
         aggregation_weights([1], "tokens")  # type: ignore[arg-type]
