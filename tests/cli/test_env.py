@@ -274,7 +274,7 @@ def test_unplayable_environments_are_rejected() -> None:
         ("x", "tasks.jsonl", None, "give one"),
         (None, "tasks.jsonl", "0:2", "--row 0:2 selects 2 tasks; select one"),
         (None, "nowhere.jsonl", None, "nowhere.jsonl"),
-        ("", None, None, "non-empty 'question'"),
+        ("", None, None, "'question' must be non-empty text"),
     ],
 )
 def test_bad_task_options_are_rejected(question: str | None, data: str | None, row: str | None, message: str) -> None:
