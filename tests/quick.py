@@ -48,6 +48,7 @@ INTEGRATION: tuple[str, ...] = (
     "test_api_reference.py",
     "test_benchmarks.py",
     "test_docs.py",
+    "test_examples.py",
     "test_linear_time.py",  # measures times
     "test_plugins.py",
     "test_recipes.py",

@@ -1,0 +1,44 @@
+"""Every file in `examples` runs as its docstring says, in a smaller form."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.commands import run_command
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+RECIPES = ("environment.py", "external_agent.py", "tool_and_reward.py")
+
+
+def test_every_example_is_tested() -> None:
+    assert sorted(path.name for path in EXAMPLES.glob("*.py")) == sorted((*RECIPES, "grpo_loop.py"))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_recipe_trains(name: str, tmp_path: Path, small_model: Path) -> None:
+    fields = [f"model={small_model}", "steps=1", "tasks_per_step=2", "num_chains=2", "evaluation.every=none"]
+    run = run_command("train", EXAMPLES / name, "--run", tmp_path / "run", *fields)
+    assert run.returncode == 0, run.stderr
+    assert (tmp_path / "run" / "report.html").is_file()
+
+
+def test_the_environment_keeps_the_contract() -> None:
+    check = run_command("env", "check", f"{EXAMPLES / 'environment.py'}:Safe", "--seconds", "20")
+    assert check.returncode == 0, check.stdout
+
+
+def test_the_expert_of_the_environment_is_imitated(tmp_path: Path) -> None:
+    options = ["--model", "new", "--expert", "10", "--threshold", "0", "--steps", "2", "--batch-size", "2"]
+    run = run_command("sft", EXAMPLES / "environment.py", *options, "--out", tmp_path / "warm")
+    assert run.returncode == 0, run.stderr
+
+
+def test_the_loop_without_a_trainer_trains(small_model: Path) -> None:
+    lines = (EXAMPLES / "grpo_loop.py").read_text().splitlines()
+    assert len(lines) <= 150
+    command = [sys.executable, EXAMPLES / "grpo_loop.py", "--model", small_model, "--steps", "1"]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert "held-out success" in run.stdout
