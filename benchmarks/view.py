@@ -20,13 +20,15 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
+
 from agentfly.runs import RunWriter, StepRecord
-from agentfly.runs.files import encode_line
 from agentfly.segment import Author, Segment
 from agentfly.trajectory import CallRecord, CallStatus, Score, StopReason, Trajectory, TurnRecord
 from agentfly.types import Completion, FinishReason, Message, Task, ToolCall
@@ -108,19 +110,21 @@ def make_chain(random: Random, group: int, chain: int) -> Trajectory:
 def write_run(folder: Path, chains: int) -> None:
     """Write a run; its chains are 400 different ones with words, group, reward and answer of their own."""
     random = Random(0)
-    models = [json.dumps(make_chain(random, 0, 0).to_json()) for _ in range(400)]
+    models = [make_chain(random, 0, 0) for _ in range(400)]
     with RunWriter.create(folder, {"model": "bytes", "steps": chains // PER_STEP}) as run:
         for step in range(1, chains // PER_STEP + 1):
-            lines = []
+            trajectories = []
+            advantages = {}
             for number in range(PER_STEP):
-                value = json.loads(random.choice(models))
+                model = random.choice(models)
                 group, chain = divmod(number, 8)
-                own = f"needle{step * PER_STEP + number} {' '.join(random.choices(WORDS, k=8))}"
-                value |= {"group": group, "chain": chain, "prediction": own, "score": [random.random(), None, {}]}
-                value["task"]["id"] = f"task-{(step * 125 + group) % 5000}"
-                count = sum(len(span["ids"]) for span in value["segments"][0]["spans"])
-                lines.append(encode_line({"trajectory": value, "advantages": [[0.5] * count], "trained": True}))
-            run.trajectory_file(step).write_bytes(gzip.compress(b"".join(lines), 1))
+                answer = f"needle{step * PER_STEP + number} {' '.join(random.choices(WORDS, k=8))}"
+                task = replace(model.task, id=f"task-{(step * 125 + group) % 5000}")
+                score = Score(random.random())
+                trajectory = replace(model, task=task, prediction=answer, group=group, chain=chain, score=score)
+                trajectories.append(trajectory)
+                advantages[trajectory.id] = [np.full(len(model.segments[0]), 0.5, np.float32)]
+            run.write_trajectories(step, trajectories, advantages)
             run.append(StepRecord(step, chains // PER_STEP, {f"metric/{i}": random.random() for i in range(60)}))
 
 
@@ -162,14 +166,14 @@ def scan(folder: Path) -> dict[str, float]:
             chain = json.loads(line)["trajectory"]
             messages = [m for span in chain["segments"][0]["spans"] for m in span.get("messages", ())]
             text = "\n".join([chain["prediction"], *(m["content"] for m in messages)])
-            tools = "".join(["\n", *(f"{call[0]}\n" for turn in chain["turns"] for call in turn[1])])
+            tools = "".join(["\n", *(f"{call['name']}\n" for turn in chain["turns"] for call in turn["calls"])])
             row = {
                 "step": int(path.name[5:11]),
                 "grp": chain["group"],
                 "task": chain["task"]["id"],
                 "stop": chain["stop"],
             }
-            rows.append({**row, "reward": chain["score"][0], "tools": tools, "failure": "", "text": text})
+            rows.append({**row, "reward": chain["score"]["total"], "tools": tools, "failure": "", "text": text})
     times = {}
     for name, (_, passes) in FILTERS.items():
         start = time.process_time()

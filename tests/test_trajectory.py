@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from agentfly.errors import RecordError
-from agentfly.segment import AUTHOR_COLORS, Author, Segment, Span
+from agentfly.segment import AUTHOR_COLORS, Author, Segment, Span, message_to_json
 from agentfly.trajectory import (
     MAX_REWARD,
     CallRecord,
@@ -384,12 +384,44 @@ def test_a_score_is_finite(numbers: Any) -> None:
         Score(*numbers)
 
 
-def test_retries_of_a_call_are_kept_and_old_records_have_none() -> None:
-    turns = (TurnRecord(FinishReason.STOP, (CallRecord("add", CallStatus.OK, 0.5, {}, 2),)),)
-    kept = Trajectory(Task.of("Q"), (), turns, StopReason.ANSWER, "").to_json()
-    assert [call.retries for call in Trajectory.from_json(kept).calls] == [2]
-    kept["turns"][0][1][0].pop()
-    assert [call.retries for call in Trajectory.from_json(kept).calls] == [0]
+def test_records_are_objects_with_the_names_of_their_fields() -> None:
+    call = CallRecord("add", CallStatus.ERROR, 0.5, {"hits": 3}, retries=2, blocked=0.25)
+    trajectory = Trajectory(
+        Task.of("Q"),
+        (),
+        (TurnRecord(FinishReason.STOP, (call, CallRecord("add", CallStatus.OK)), 1.5, 0.75),),
+        StopReason.ANSWER,
+        "",
+        score=Score(1.0, (0.5, 0.5), {"exact": True}),
+        failures=(Failure(FailureKind.TOOL, "it broke", 0),),
+    )
+    stored = trajectory.to_json()
+    assert stored["turns"] == [
+        {
+            "finish": "stop",
+            "calls": [
+                {
+                    "name": "add",
+                    "status": "error",
+                    "seconds": 0.5,
+                    "info": {"hits": 3},
+                    "retries": 2,
+                    "blocked": 0.25,
+                },
+                {"name": "add", "status": "ok", "seconds": 0.0},
+            ],
+            "generate_seconds": 1.5,
+            "tool_seconds": 0.75,
+        }
+    ]
+    assert stored["score"] == {"total": 1.0, "per_turn": [0.5, 0.5], "metrics": {"exact": True}}
+    assert stored["failures"] == [{"kind": "tool", "message": "it broke", "turn": 0, "attempt": 0}]
+    assert Trajectory.from_json(stored) == trajectory
+    message = Message("assistant", tool_calls=(ToolCall("add", {"a": 1}, "c1"), ToolCall("", problem="no", raw="{")))
+    assert message_to_json(message)["tool_calls"] == [
+        {"name": "add", "arguments": {"a": 1}, "id": "c1"},
+        {"name": "", "arguments": {}, "id": "", "problem": "no", "raw": "{"},
+    ]
 
 
 # ── what it says of itself ──

@@ -369,7 +369,9 @@ def message_to_json(message: Message) -> dict[str, Any]:
         out["tool_calls"] = []
         for call in message.tool_calls:
             arguments = require_json(call.arguments, f"arguments of a call of {call.name!r}")
-            out["tool_calls"].append([call.name, arguments, call.id, call.problem, call.raw])
+            stored = {"name": call.name, "arguments": arguments, "id": call.id}
+            failure = {"problem": call.problem, "raw": call.raw}
+            out["tool_calls"].append({**stored, **{name: text for name, text in failure.items() if text}})
     return out
 
 
@@ -380,7 +382,7 @@ def message_from_json(value: Mapping[str, Any]) -> Message:
     return Message(
         role=value["role"],
         content=content,
-        tool_calls=tuple(ToolCall(*call) for call in value.get("tool_calls", ())),
+        tool_calls=tuple(ToolCall(**call) for call in value.get("tool_calls", ())),
         thinking=value.get("reasoning_content", ""),
         name=value.get("name", ""),
         tool_call_id=value.get("tool_call_id", ""),

@@ -109,16 +109,15 @@ class Failure:
     metrics: Mapping[str, Any] = field(default_factory=dict)
     """Values and metrics of the other rewards, if one of several failed."""
 
-    def to_json(self) -> list[Any]:
-        """A JSON array that `from_json` reads."""
-        metrics = [require_json(self.metrics, "metrics of the reward")] if self.metrics else []
-        return [self.kind.value, self.message, self.turn, self.attempt, *metrics]
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object that `from_json` reads."""
+        out = {"kind": self.kind.value, "message": self.message, "turn": self.turn, "attempt": self.attempt}
+        return {**out, "metrics": require_json(self.metrics, "metrics of the reward")} if self.metrics else out
 
     @classmethod
-    def from_json(cls, value: Sequence[Any]) -> Self:
-        """Read the array that `to_json` returns."""
-        kind, *rest = value
-        return cls(FailureKind(kind), *rest)
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Read the object that `to_json` returns."""
+        return cls(**{**value, "kind": FailureKind(value["kind"])})
 
 
 class CallStatus(enum.Enum):
@@ -151,6 +150,21 @@ class CallRecord:
     blocked: float = 0.0
     """Seconds in which the tool blocked the event loop, and with it all other chains."""
 
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object that `from_json` reads. It is stored for every call, so what is empty or zero is left out."""
+        details = {
+            "info": require_json(self.info, f"info of tool {self.name!r}"),
+            "retries": self.retries,
+            "blocked": self.blocked,
+        }
+        out = {"name": self.name, "status": self.status.value, "seconds": self.seconds}
+        return {**out, **{name: value for name, value in details.items() if value}}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Read the object that `to_json` returns."""
+        return cls(**{**value, "status": CallStatus(value["status"])})
+
 
 @dataclass(frozen=True, slots=True)
 class TurnRecord:
@@ -161,20 +175,20 @@ class TurnRecord:
     generate_seconds: float = 0.0
     tool_seconds: float = 0.0
 
-    def to_json(self) -> list[Any]:
-        """A JSON array that `from_json` reads."""
-        calls = [
-            [c.name, c.status.value, c.seconds, require_json(c.info, f"info of tool {c.name!r}"), c.retries]
-            for c in self.calls
-        ]
-        return [self.finish.value, calls, self.generate_seconds, self.tool_seconds]
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object that `from_json` reads."""
+        return {
+            "finish": self.finish.value,
+            "calls": [call.to_json() for call in self.calls],
+            "generate_seconds": self.generate_seconds,
+            "tool_seconds": self.tool_seconds,
+        }
 
     @classmethod
-    def from_json(cls, value: Sequence[Any]) -> Self:
-        """Read the array that `to_json` returns."""
-        finish, calls, generate_seconds, tool_seconds = value
-        records = tuple(CallRecord(name, CallStatus(status), *rest) for name, status, *rest in calls)
-        return cls(FinishReason(finish), records, generate_seconds, tool_seconds)
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Read the object that `to_json` returns."""
+        calls = tuple(map(CallRecord.from_json, value["calls"]))
+        return cls(FinishReason(value["finish"]), calls, value["generate_seconds"], value["tool_seconds"])
 
 
 MAX_REWARD = 1e30
@@ -197,16 +211,17 @@ class Score:
                 f"a score must be finite, and at most {MAX_REWARD:g}, not {self.total} of {self.per_turn}"
             )
 
-    def to_json(self) -> list[Any]:
-        """A JSON array that `from_json` reads."""
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object that `from_json` reads."""
         per_turn = None if self.per_turn is None else list(self.per_turn)
-        return [self.total, per_turn, require_json(self.metrics, "metrics of the reward")]
+        metrics = require_json(self.metrics, "metrics of the reward")
+        return {"total": self.total, "per_turn": per_turn, "metrics": metrics}
 
     @classmethod
-    def from_json(cls, value: Sequence[Any]) -> Self:
-        """Read the array that `to_json` returns."""
-        total, per_turn, metrics = value
-        return cls(total, None if per_turn is None else tuple(per_turn), metrics)
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Read the object that `to_json` returns."""
+        per_turn = value["per_turn"]
+        return cls(value["total"], None if per_turn is None else tuple(per_turn), value["metrics"])
 
 
 @dataclass(frozen=True, slots=True, repr=False)

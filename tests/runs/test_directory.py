@@ -2,6 +2,8 @@
 
 import dataclasses
 import enum
+import gzip
+import json
 import math
 import os
 import signal
@@ -15,9 +17,10 @@ import pytest
 
 from agentfly.errors import ConfigError, DataError
 from agentfly.runs import Alarm, EvalFigures, RunDirectory, RunWriter, StepRecord
-from agentfly.trajectory import Score
+from agentfly.runs.summary import ChainSummary
+from agentfly.trajectory import CallStatus, Score
 from agentfly.types import Task
-from tests.runs.chains import chain, step
+from tests.runs.chains import call, chain, step
 
 CONFIG = {"model": "tiny", "steps": 10, "where": Path("here")}
 
@@ -215,7 +218,7 @@ def test_corrupt_line_is_named(tmp_path: Path) -> None:
 KILLED = """
 import sys
 from agentfly.runs import RunWriter
-from tests.runs.chains import chain, step
+from tests.runs.chains import call, chain, step
 run = RunWriter.create(sys.argv[1], {})
 print("ready", flush=True)
 for number in range(1, 100_000):
@@ -348,7 +351,7 @@ FULL = """
 import resource, signal, sys
 from agentfly.errors import DataError
 from agentfly.runs import RunDirectory, RunWriter
-from tests.runs.chains import chain, step
+from tests.runs.chains import call, chain, step
 run = RunWriter.create(sys.argv[1], {})
 run.append(step(1))
 run.write_trajectories(1, [chain("0/0", 1.0)])
@@ -391,3 +394,16 @@ def test_run_is_named_by_its_recipe(tmp_path: Path) -> None:
         folder = tmp_path / f"{name}-{recipe is None}" / "one"
         with RunWriter.create(folder, {} if recipe is None else {"recipe": recipe}):
             assert RunDirectory(folder).name == name
+
+
+def test_a_stored_chain_has_a_summary(tmp_path: Path) -> None:
+    trajectory = chain("3/1", 0.5, calls=[call(), call("search", CallStatus.TIMEOUT)], says="Seven.")
+    with create(tmp_path / "run") as run:
+        run.write_trajectories(1, [trajectory])
+    (line,) = gzip.decompress(run.trajectory_file(1).read_bytes()).splitlines()
+    summary = ChainSummary.from_json(json.loads(line)["summary"])
+    assert summary == ChainSummary.of(trajectory)
+    assert (summary.group, summary.chain, summary.reward, summary.stop) == (3, 1, 0.5, "answer")
+    assert (summary.tools, summary.calls, summary.failed_calls) == (["add", "search"], 2, 1)
+    assert (summary.sampled_tokens, summary.tokens) == (3, 7)
+    assert summary.text.splitlines() == ["Seven.", "3", "How many?", "", "Seven."]

@@ -15,6 +15,7 @@ import pytest
 
 from agentfly.errors import ConfigError, DataError
 from agentfly.runs import RunWriter, StepRecord
+from agentfly.runs.summary import ChainSummary
 from agentfly.segment import Author
 from agentfly.view.chains import Tokenizers, explain_mask, show_chain, split_tokens
 from agentfly.view.export import write_export
@@ -236,11 +237,11 @@ def edit_first_line(run: RunWriter, **changes: object) -> None:
     path.write_bytes(gzip.compress(b"".join([line, *rest])))
 
 
-@pytest.mark.parametrize("changes", [{"group": 10**30}, {"score": [[1], None, {}]}, {"prediction": 1}, {"turns": None}])
+@pytest.mark.parametrize("changes", [{"group": 10**30}, {"reward": [1]}, {"text": 1}, {"tools": None}])
 def test_a_value_of_any_type_damages_its_file_only(tmp_path: Path, changes: dict[str, object]) -> None:
     run = make_run(tmp_path / "run")
     run.close()
-    edit_first_line(run, trajectory={**make_chain(0, 0, 1.0).to_json(), **changes})
+    edit_first_line(run, summary={**ChainSummary.of(make_chain(0, 0, 1.0)).to_json(), **changes})
     with ChainIndex(find_sources([tmp_path / "run"]), tmp_path / "cache") as index:
         index.update()
         assert index.select({})[0] == 8
@@ -261,7 +262,7 @@ def test_a_line_of_any_shape_damages_its_file_only(tmp_path: Path, line: str) ->
 def test_half_a_surrogate_pair_in_a_name_is_replaced(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     run.close()
-    edit_first_line(run, trajectory=make_chain(0, 0, 1.0, task="task \ud800").to_json())
+    edit_first_line(run, summary=ChainSummary.of(make_chain(0, 0, 1.0, task="task \ud800")).to_json())
     with ChainIndex(find_sources([tmp_path / "run"]), tmp_path / "cache") as index:
         index.update()
         assert index.problems == {}
@@ -376,8 +377,11 @@ def test_the_tokens_of_a_chain(index: ChainIndex) -> None:
         3,
     )
     assert (answer["learner"], answer["advantages"], answer["texts"]) == ([-1.0, -1.9], [1.0, 1.0], ["o", "k"])
-    assert call["messages"][0]["calls"][0][:2] == ["search", '{"query": "color of 0 ", "other": [1, ""]}']
-    assert chain["turn_records"][0][1][0][:3] == ["search", "ok", 0.25]
+    (written_call,) = call["messages"][0]["calls"]
+    assert written_call["name"] == "search"
+    assert written_call["arguments"] == '{"query": "color of 0 ", "other": [1, ""]}'
+    call = chain["turn_records"][0]["calls"][0]
+    assert (call["name"], call["status"], call["seconds"]) == ("search", "ok", 0.25)
     assert chain["group_ids"] == [row["id"] for row in rows]
 
 

@@ -21,6 +21,7 @@ from agentfly.evaluation.summary import ChainResult, Evaluation, summarize
 from agentfly.rollout.config import ChainSettings, RunOptions, parse_sampling, parse_settings, parse_tasks
 from agentfly.rollout.scheduler import ChainJob, run_chains
 from agentfly.runs.files import append_lines, explain_write_error
+from agentfly.runs.summary import ChainSummary
 from agentfly.trajectory import Trajectory
 from agentfly.types import Task
 from agentfly.validation import PositiveInt, validate
@@ -172,7 +173,7 @@ class EvalLog:
         """Append a finished chain; where JSON cannot hold its trajectory, the figures and the reason."""
         line: dict[str, Any] = {"result": asdict(result)}
         try:
-            line["trajectory"] = trajectory.to_json()
+            line |= {"summary": ChainSummary.of(trajectory).to_json(), "trajectory": trajectory.to_json()}
         except RecordError as error:
             line["lost"] = str(error)
         append_lines(self.path, [line])

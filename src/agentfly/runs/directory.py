@@ -5,7 +5,7 @@
     metrics.jsonl                       one line per step
     evals.jsonl                         one line per evaluation; step 0 is before training
     alarms.jsonl                        one line per alarm
-    trajectories/step-000012.jsonl.gz   the chains of a step, with the advantage of each token
+    trajectories/step-000012.jsonl.gz   the chains of a step, each with a summary and its advantages
     trajectories/eval-000012.jsonl.gz   the chains of the evaluation after it
     trajectories/learner-000012.npz     the learner's log-probabilities of the tokens that the step trained
     images/0f3c….png                    the images of all chains, each once, named by a hash of them
@@ -52,6 +52,7 @@ from agentfly.runs.files import (
     write_atomic,
 )
 from agentfly.runs.record import Alarm, EvalFigures, StepRecord
+from agentfly.runs.summary import ChainSummary
 from agentfly.segment import Floats
 from agentfly.trajectory import TrainingTreatment, Trajectory
 
@@ -344,7 +345,9 @@ class RunWriter(RunDirectory):
                 shown = (message for segment in each.segments for message in segment.messages)
                 if any(message.images for message in (*each.task.messages, *shown)):
                     chain = _map_text(chain, self._store_image)
-                lines.append(encode_line({"trajectory": chain, "advantages": rounded, "trained": trained}))
+                summary = ChainSummary.of(each).to_json()
+                line = {"summary": summary, "trajectory": chain, "advantages": rounded, "trained": trained}
+                lines.append(encode_line(line))
             except (RecordError, ValueError, RecursionError) as error:
                 problems.append(f"chain {each.id} is not stored: {error}")
         write_atomic(self.trajectory_file(step, held_out=held_out), gzip.compress(b"".join(lines), 1, mtime=0))

@@ -250,9 +250,10 @@ def _show_message(message: Message, source: Source) -> dict[str, Any]:
         # Nothing is loaded from the network, and no kind of image that could contain a program.
         shown.append({"image": uri} if _DATA_IMAGE.match(uri) else f"(an image that is not shown: {uri[:200]})")
     calls = []
-    for name, arguments, _, problem, raw in value.get("tool_calls", ()):
-        written = _clip(json.dumps(arguments, ensure_ascii=False), MAX_MESSAGE_TEXT)
-        calls.append([name, written, problem, _clip(raw, MAX_MESSAGE_TEXT)])
+    for call in message.tool_calls:
+        arguments = _clip(json.dumps(dict(call.arguments), ensure_ascii=False), MAX_MESSAGE_TEXT)
+        raw = _clip(call.raw, MAX_MESSAGE_TEXT)
+        calls.append({"name": call.name, "arguments": arguments, "problem": call.problem, "raw": raw})
     thinking = _clip(value.get("reasoning_content", ""), MAX_MESSAGE_TEXT)
     return {"role": value["role"], "name": value.get("name", ""), "parts": shown, "thinking": thinking, "calls": calls}
 

@@ -15,7 +15,7 @@ import logging
 import sqlite3
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -23,14 +23,13 @@ from typing import IO, Any
 
 from agentfly.errors import ConfigError, DataError, describe
 from agentfly.models.cache import cache_root
-from agentfly.trajectory import StopReason
+from agentfly.runs.summary import ChainSummary
+from agentfly.trajectory import Trajectory
 from agentfly.view.sources import DAMAGE, ChainFile, Source
 
 _LOG = logging.getLogger(__name__)
-_VERSION = 2
+_VERSION = 3
 """Of the schema and of what is stored in it; part of the file name."""
-MAX_TEXT = 100_000
-"""Characters of a chain that are searched."""
 _BATCH = 500
 """Chains in one transaction."""
 _COLUMNS = (
@@ -171,8 +170,12 @@ class ChainIndex:
             chain = value if "segments" in value else value.get("trajectory")
             if chain is None:  # the settings of an evaluation, or a chain that JSON could not hold
                 continue
-            row, text = _summarize(chain)
-            greedy = source.is_greedy(chain["chain"], held_out=file.held_out)
+            # Saved trajectories have no summaries.
+            stored = value.get("summary")
+            summary = ChainSummary.of(Trajectory.from_json(chain)) if stored is None else ChainSummary.from_json(stored)
+            row = _row(summary)
+            text = _clean(summary.text)
+            greedy = source.is_greedy(summary.chain, held_out=file.held_out)
             place = (source.number, file.step, int(file.held_out), greedy)
             cursor = self._writer.execute(
                 f"INSERT INTO chains ({', '.join(_COLUMNS)}) VALUES ({marks})",
@@ -340,40 +343,26 @@ def _search_query(text: str) -> str:
     return " ".join(quoted) + ("" if text.rstrip().endswith('"') else "*")
 
 
-def _summarize(chain: Mapping[str, Any]) -> tuple[tuple[Any, ...], str]:
-    """The columns of a chain from `grp` to `seconds`, and its text. The JSON is read as it is, which is faster."""
-    calls = [call for turn in chain["turns"] for call in turn[1]]
-    kinds = {failure[0] for failure in chain["failures"]}
-    with contextlib.suppress(ValueError):  # a stop reason of a later version
-        if failure := StopReason(chain["stop"]).failure:
-            kinds.add(failure.value)
-    # Of the id and the text: ids are row numbers where a dataset has none, and a run stores images by reference.
-    contents = [message["content"] for message in chain["task"]["messages"]]
-    texts = [part for content in contents for part in ([content] if isinstance(content, str) else content)]
-    task = [str(chain["task"]["id"]), *(part for part in texts if isinstance(part, str))]
-    digest = hashlib.sha256(json.dumps(task).encode()).hexdigest()[:16]
-    tools = dict.fromkeys(str(call[0]).replace("\n", " ") for call in calls)
-    spans = [span for segment in chain["segments"] for span in segment["spans"]]
-    row = (
-        chain["group"],
-        chain["chain"],
-        task[0],
-        digest,
-        None if chain["score"] is None else chain["score"][0],
-        chain["stop"],
-        chain["treatment"],
-        _join(kinds),
-        _join(tools),
-        len(chain["turns"]),
-        len(calls),
-        sum(call[1] != "ok" for call in calls),
-        sum(len(span.get("logprobs", ())) for span in spans),
-        sum(len(span["ids"]) for span in spans),
-        chain["seconds"],
-    )
-    # The answer first: it is what the preview shows.
-    text = "\n".join([chain["prediction"], *_texts(chain, spans)])[:MAX_TEXT]
-    return tuple(_clean(each) if isinstance(each, str) else each for each in row), _clean(text)
+def _row(summary: ChainSummary) -> list[Any]:
+    """The columns of a chain from `grp` to `seconds`."""
+    row = [
+        summary.group,
+        summary.chain,
+        summary.task,
+        summary.digest,
+        summary.reward,
+        summary.stop,
+        summary.treatment,
+        _join(summary.failures),
+        _join(name.replace("\n", " ") for name in summary.tools),
+        summary.turns,
+        summary.calls,
+        summary.failed_calls,
+        summary.sampled_tokens,
+        summary.tokens,
+        summary.seconds,
+    ]
+    return [_clean(value) if isinstance(value, str) else value for value in row]
 
 
 def _clean(text: str) -> str:
@@ -381,19 +370,7 @@ def _clean(text: str) -> str:
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 
-def _join(names: Any) -> str:
-    """Names between line breaks, so that `instr` finds one as a whole."""
-    return "".join(["\n", *(f"{name}\n" for name in names)]) if names else ""
-
-
-def _texts(chain: Mapping[str, Any], spans: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """The texts of messages: content, thinking, tool calls; the messages of failures; the task's id."""
-    yield str(chain["task"]["id"])
-    for message in (message for span in spans for message in span.get("messages", ())):
-        content = message["content"]
-        yield content if isinstance(content, str) else " ".join(part for part in content if isinstance(part, str))
-        yield message.get("reasoning_content", "")
-        for call in message.get("tool_calls", ()):
-            yield f"{call[0]} {json.dumps(call[1], ensure_ascii=False)} {call[3] or ''}"
-    for failure in chain["failures"]:
-        yield failure[1]
+def _join(names: Iterable[str]) -> str:
+    """Names, each between line breaks, so that `instr` finds one as a whole; empty if there are none."""
+    lines = "\n".join(names)
+    return f"\n{lines}\n" if lines else ""

@@ -67,8 +67,8 @@ function textOf(row) {
   if (row.text === undefined) {
     const chain = exported.chains[row.id];
     const messages = chain.segments.flatMap((segment) => segment.spans).flatMap((span) => span.messages);
-    const parts = messages.flatMap((m) => [...m.parts, m.thinking, ...m.calls.flatMap((call) => call.slice(0, 3))]);
-    const failures = chain.failures.map(([, message]) => message);
+    const parts = messages.flatMap((m) => [...m.parts, m.thinking, ...m.calls.flatMap((call) => [call.name, call.arguments, call.problem])]);
+    const failures = chain.failures.map((failure) => failure.message);
     const texts = [chain.prediction, row.task, ...parts, ...failures].filter((part) => typeof part === "string");
     Object.defineProperty(row, "text", { value: split(texts.join("\n")) });
   }

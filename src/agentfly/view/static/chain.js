@@ -98,7 +98,7 @@ function navigation(chain, state) {
 }
 
 function summary(chain) {
-  const [, perTurn, metrics] = chain.score ?? [];
+  const { per_turn: perTurn, metrics } = chain.score ?? {};
   const metric = ([name, value]) => `${name} ${typeof value === "number" ? number(value) : JSON.stringify(value)}`;
   const facts = [
     ["run", link(`#/chains?source=${chain.source}`, chain.source_name)],
@@ -114,7 +114,7 @@ function summary(chain) {
     ["reward per turn", (perTurn ?? []).map((each) => number(each, 2)).join(", ")],
     ["reward's figures", Object.entries(metrics ?? {}).map(metric).join(", ")],
   ].filter(([, value]) => value !== "");
-  const failures = chain.failures.map(([kind, message, turn, attempt]) => {
+  const failures = chain.failures.map(({ kind, message, turn, attempt }) => {
     const place = ` in turn ${turn + 1}${attempt ? `, attempt ${attempt + 1}` : ""}: `;
     return el("p.alarm", el("b", `${kind} failure`), place, message);
   });
@@ -127,12 +127,12 @@ function summary(chain) {
 }
 
 function callTable(chain) {
-  const calls = chain.turn_records.flatMap(([, records], turn) => records.map((record) => [turn, ...record]));
+  const calls = chain.turn_records.flatMap((record, turn) => record.calls.map((call) => ({ turn, ...call })));
   if (!calls.length) return "";
   const columns = ["turn", "tool", "outcome", "time", "retries", "info"].map((name) => el("th", name));
-  const rows = calls.map(([turn, name, status, time, info, retries]) => {
+  const rows = calls.map(({ turn, name, status, seconds: time, info, retries }) => {
     const outcome = el(status === "ok" ? "td" : "td.bad", status);
-    const details = el("td.wrap", Object.keys(info).length ? JSON.stringify(info) : "");
+    const details = el("td.wrap", info ? JSON.stringify(info) : "");
     const times = [el("td", seconds(time)), el("td", retries || "")];
     return el("tr", el("td", turn + 1), el("td", name), outcome, times, details);
   });

@@ -28,7 +28,7 @@ export async function comparePage(page, { ids, query, state }) {
       "section.card",
       el("h2", heading),
       el("p.faint.small", ended),
-      chain.failures.map(([kind, message]) => el("p.alarm", el("b", kind), ` ${message}`)),
+      chain.failures.map(({ kind, message }) => el("p.alarm", el("b", kind), ` ${message}`)),
       conversation(chain, differ ? marks[index] : null),
     );
   });

@@ -22,7 +22,8 @@ export function conversation(chain, marked = null) {
 }
 
 function messageElement(chain, span, message, marked) {
-  const [, records = [], time] = (span.author === "model" && chain.turn_records[span.turn]) || [];
+  const record = (span.author === "model" && chain.turn_records[span.turn]) || {};
+  const { calls: records = [], generate_seconds: time } = record;
   const who = message.role === "tool" ? `tool ${message.name}` : message.role;
   const turn = ` turn ${span.turn + 1}, ${plural(span.ids.length, "token")}${time ? `, ${seconds(time)}` : ""}`;
   const head = el("header", el("b", who), el("span.faint", span.author === "model" ? turn : ""));
@@ -52,8 +53,8 @@ function markWords(text, marked) {
   return marked ? text.split(/(\s+)/).map((word) => (marked.has(word) ? el("mark", word) : word)) : text;
 }
 
-function callElement([name, written, problem, raw], record, marked) {
-  const [, status, time, , retries] = record ?? [];
+function callElement({ name, arguments: written, problem, raw }, record, marked) {
+  const { status, seconds: time, retries } = record ?? {};
   const after = retries ? `, after ${plural(retries, "failed attempt")}` : "";
   const outcome = record
     ? el(status === "ok" ? "span.faint" : "span.bad", ` ${status}`, time ? `, ${seconds(time)}` : "", after)
@@ -86,7 +87,7 @@ export function wordsByTurn(chain) {
     const texts = span.messages.flatMap((m) => [
       m.thinking,
       ...m.parts.filter((part) => typeof part === "string"),
-      ...m.calls.map((call) => `${call[0]} ${call[2] && call[3] ? call[3] : pretty(call[1])}`),
+      ...m.calls.map((call) => `${call.name} ${call.problem && call.raw ? call.raw : pretty(call.arguments)}`),
     ]);
     turns[span.turn] = `${turns[span.turn] ?? ""} ${texts.join(" ")}`;
   }
