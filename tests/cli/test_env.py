@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from agentfly.cli.env_instances import resolve_task, start_instances
+from agentfly.cli.env_list import resolve_task
 from agentfly.cli.env_play import parse_call
 from agentfly.cli.resolve import load_module, resolve_environment
 from agentfly.environment import Environment
@@ -90,10 +90,6 @@ class Counter(Environment):
         return "rested"
 
 
-class Few(Counter):
-    pool = Pool(max_instances=2)
-
-
 class One(Counter):
     pool = Pool(scope="global")
 
@@ -106,11 +102,6 @@ class Broken(Environment):
 class Needy(Counter):
     async def reset(self, task: Task) -> None:
         self.books = task.columns["books"]
-
-
-class Ill(Environment):
-    async def check(self) -> None:
-        raise RuntimeError("it coughs")
 '''
 
 
@@ -333,70 +324,3 @@ def test_positional_arguments() -> None:
     assert parse_call("code_interpreter print((1))", toolbox).arguments == {"code": "print((1))"}
     assert parse_call('code_interpreter {"a": 1}["a"]', toolbox).arguments == {"code": '{"a": 1}["a"]'}
     assert parse_call("write_file {bad", toolbox).problem.startswith("its arguments are not JSON")
-
-
-# ── start and status ──
-
-
-def test_start_once() -> None:
-    run = env("start", "worlds.py:Counter", "-n", "3", "--once")
-    assert run.returncode == 0, run.stderr
-    assert "3 of 3 Counter started, were reset, and are healthy" in run.stdout
-    assert Path("closed").read_text() == "xxx"
-
-
-def test_failed_start_is_reported_with_its_reason() -> None:
-    run = env("start", "worlds.py:Broken", "-n", "2")  # and without --once there is nothing to hold
-    assert run.returncode == 1
-    assert "2 × no Broken can be started: 3 starts failed, the last with: Broken.start failed: OSError" in run.stdout
-    assert "Traceback" not in run.stderr
-
-
-@pytest.mark.parametrize(
-    ("name", "instances", "message"),
-    [
-        ("Ill", 2, "2 × Ill.check failed: RuntimeError: it coughs"),
-        ("Needy", 1, "It was reset for an empty task; use --task FILE --row N"),
-        ("One", 1, "1 of 1 One started"),
-    ],
-)
-def test_start_reports_health(name: str, instances: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert start_instances(resolve_environment(f"worlds.py:{name}"), instances, None, once=True) is (name == "One")
-    assert message in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [("Few", "Few.pool has max_instances=2; 3 are not possible"), ("One", "all chains share one One")],
-)
-def test_too_many_instances_are_rejected(name: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        start_instances(resolve_environment(f"worlds.py:{name}"), 3, None, once=True)
-
-
-def test_status_without_environments() -> None:
-    assert "You have no running environments" in env("status").stdout
-    assert json.loads(env("status", "--json").stdout) == []
-
-
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_status_shows_held_instances_which_close_at_the_end(how: signal.Signals) -> None:
-    command = [*COMMAND, "start", "worlds.py:Few", "-n", "2"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            for line in process.stdout:
-                if "until Ctrl-C" in line:
-                    break
-            shown = env("status").stdout
-            [report] = json.loads(env("status", "--json").stdout)
-            process.send_signal(how)
-            rest = process.stdout.read()
-            assert process.wait(60) == 0
-        finally:
-            process.kill()
-    assert f"process {process.pid}" in shown
-    assert re.search(r"Few +in_process +0 +2 +0/2 ", shown)
-    assert (report["pid"], report["pools"][0]["warm"]) == (process.pid, 2)
-    assert rest == "closed\n"
-    assert Path("closed").read_text() == "xx"

@@ -67,12 +67,10 @@ COMMANDS = {
     "search build": ["search", "build", "encyclopedia", "--out", "{allowed}/index", "--limit", "50"],
     "search ask": ["search", "ask", "{allowed}/index", "river"],
     "env list": ["env", "list"],
-    "env start": ["env", "start", "CodeInterpreter", "--once"],
     "env play": ["env", "play", "{recipe}:Counter", "-q", "Make it show 7."],
     "env play ScienceWorld": ["env", "play", "ScienceWorld"],
     "env check": ["env", "check", "FrozenLake", "-n", "2"],
     "env new": ["env", "new", "maze", "--out", "{allowed}/maze"],
-    "env status": ["env", "status"],
 }
 """What is typed, by command. A command that takes the output of another one comes after it."""
 

@@ -1,4 +1,4 @@
-"""`agentfly env`: list, check, play, serve, scaffold and monitor environments."""
+"""`agentfly env`: list, check, play, serve and scaffold environments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agentfly.cli.serve import ApiKey, Host, SignalFlag
 from agentfly.errors import ConfigError
 
 app = typer.Typer(
-    help="List, check, play, serve, scaffold and monitor environments.", no_args_is_help=True, rich_markup_mode=None
+    help="List, check, play, serve and scaffold environments.", no_args_is_help=True, rich_markup_mode=None
 )
 
 EnvironmentName = Annotated[
@@ -33,7 +33,7 @@ def list_command(
     ] = None,
 ) -> None:
     """List the installed environments, or describe one with its tools."""
-    from agentfly.cli.env_instances import show_environments
+    from agentfly.cli.env_list import show_environments
     from agentfly.cli.resolve import list_environments, resolve_environment
 
     if name is not None:
@@ -43,30 +43,12 @@ def list_command(
         show_environments(loaded.values(), errors=errors)
 
 
-@app.command("start")
-def start_command(
-    name: EnvironmentName,
-    instances: Annotated[int, typer.Option("--instances", "-n", min=1, help="Number of instances.")] = 1,
-    question: TaskQuestion = None,
-    task: TaskFile = None,
-    row: TaskRow = None,
-    once: Annotated[bool, typer.Option("--once", help="Close them after reporting how they started.")] = False,
-) -> None:
-    """Start instances and keep them warm until Ctrl-C. Prints how they started."""
-    from agentfly.cli.env_instances import resolve_task, start_instances
-    from agentfly.cli.resolve import resolve_environment
-
-    env_class = resolve_environment(name)
-    healthy = start_instances(env_class, instances, resolve_task(env_class, question, task, row), once=once)
-    raise typer.Exit(0 if healthy else 1)
-
-
 @app.command("play")
 def play_command(
     name: EnvironmentName, question: TaskQuestion = None, task: TaskFile = None, row: TaskRow = None
 ) -> None:
     """Act in an environment by hand, and see what a model would see."""
-    from agentfly.cli.env_instances import resolve_task
+    from agentfly.cli.env_list import resolve_task
     from agentfly.cli.env_play import play
     from agentfly.cli.resolve import resolve_environment
 
@@ -161,17 +143,6 @@ def new_command(
         f"agentfly sft {recipe} --model new --expert 300 --steps 28 --learning-rate 1e-3 --out {warm}\n"
         f"agentfly train {recipe} model={warm}\npip install --editable {folder}"
     )
-
-
-@app.command("status")
-def status_command(
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Update every second, until Ctrl-C.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one line per update.")] = False,
-) -> None:
-    """Show the pools and leases of environments. They are those of all your processes on this machine."""
-    from agentfly.cli.env_instances import show_status
-
-    show_status(watch=watch, as_json=as_json)
 
 
 TEMPLATES = Path(__file__).parent / "starter"

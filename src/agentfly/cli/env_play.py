@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from agentfly.cli.console import print_text
-from agentfly.cli.env_instances import NO_TASK, NO_TASK_HINT, tool_lines
+from agentfly.cli.env_list import tool_lines
 from agentfly.cli.signals import Terminated
 from agentfly.environment import Environment, Scope
 from agentfly.errors import ConfigError, EnvironmentFault, describe
@@ -33,6 +33,8 @@ from agentfly.trajectory import CallStatus
 from agentfly.types import Content, Task, ToolCall
 
 T = TypeVar("T")
+NO_TASK = Task((), {}, "no task")
+NO_TASK_HINT = "It was reset for an empty task; use --task FILE --row N, or --question, for a real one."
 _NAME = re.compile(r"\s*([\w.:/-]*)")
 GREETING = """\
 Type a call: name(argument=1), name {"argument": 1}, or name and the arguments in their order.
@@ -255,7 +257,7 @@ def _handle(console: Console, background: _BackgroundLoop, session: PlaySession,
 
 
 def _print_content(console: Console, content: Content, mark: str = "", style: str = "") -> None:
-    """Print text as the model would see it; images are shown as the terminal can, and written to files."""
+    """Print text as the model would see it; images are shown as half blocks, and written to files."""
     for part in (content,) if isinstance(content, str) else content:
         if isinstance(part, str):
             print_text(console, mark + part, style)

@@ -42,7 +42,7 @@ def serve_command(
     idle: Annotated[float, typer.Option(min=1, help="Seconds until an unused HTTP session is closed.")] = 600.0,
 ) -> None:
     """Offer environments and tools to MCP clients. Each session gets instances of its own."""
-    from agentfly.cli.env_instances import resolve_task
+    from agentfly.cli.env_list import resolve_task
     from agentfly.environment import Environment, has_tasks
     from agentfly.integrations.mcp import MCPApp
 
@@ -67,7 +67,7 @@ def tools_command(
 ) -> None:
     """List the tools of an MCP server, as a model sees them."""
     from agentfly.cli.console import make_console
-    from agentfly.cli.env_instances import tool_lines
+    from agentfly.cli.env_list import tool_lines
     from agentfly.integrations.mcp import mcp_server
     from agentfly.tooling import Toolbox
 

@@ -16,11 +16,9 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from typing import Any
-from weakref import WeakMethod
 
 from agentfly.environment import Environment, Recycle
 from agentfly.errors import EnvironmentFault, describe
-from agentfly.resources import status
 from agentfly.resources.metrics import Holder, PoolMetrics
 from agentfly.resources.pool import Budget, Instance, LeaseRequest, PoolState, priority
 
@@ -48,7 +46,7 @@ class Allocator:
         self._shutdown_hook: AsyncGenerator[None, None] | None = None
 
     async def start(self) -> None:
-        """Serve `agentfly env status`, and register for closing at the shutdown of the event loop."""
+        """Register for closing at the shutdown of the event loop."""
         if self._shutdown_hook is None:
 
             async def close_on_shutdown() -> AsyncGenerator[None, None]:
@@ -60,7 +58,6 @@ class Allocator:
 
             self._shutdown_hook = close_on_shutdown()
             await anext(self._shutdown_hook)
-            self._spawn(status.serve(WeakMethod(self.pool_metrics)))  # weak: serving must not keep a manager alive
 
     def pool(self, env_class: type[Environment]) -> PoolState:
         if env_class not in self.pools:

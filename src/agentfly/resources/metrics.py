@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 _FIRST = 1e-6
 """Upper bound of the first bucket, in seconds."""
@@ -113,10 +112,6 @@ class PoolMetrics:
     leases: tuple[LeaseInfo, ...] = ()
     seconds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Histogram summaries of `wait`, `start`, `reset` and `step`: count, mean, p50, p95 and max."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return asdict(self)
 
     @property
     def scalars(self) -> dict[str, float]:

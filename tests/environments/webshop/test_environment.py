@@ -9,7 +9,7 @@ import pytest
 from agentfly import Pool, Task
 from agentfly.agents import HFAgent
 from agentfly.backends.scripted import ScriptedBackend
-from agentfly.cli.env_instances import resolve_task
+from agentfly.cli.env_list import resolve_task
 from agentfly.cli.env_play import PlaySession
 from agentfly.demonstrations import demonstrate
 from agentfly.environments import WebShop
