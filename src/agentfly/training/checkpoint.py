@@ -29,7 +29,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from agentfly.errors import ConfigError, DataError
-from agentfly.manifest import MANIFEST, find_damage, fsync_path, seal
+from agentfly.models.manifest import MANIFEST, find_damage, fsync_path, seal
 from agentfly.runs import RunDirectory
 from agentfly.training.config import TrainConfig
 from agentfly.training.optimizer import LRSchedule

@@ -18,8 +18,8 @@ from referencing.exceptions import Unresolvable
 
 from agentfly.errors import ConfigError, DataError
 from agentfly.images import count_pixels, normalize_image
-from agentfly.schema import ToolArguments, convert_text
 from agentfly.tooling import Tool, ToolResult
+from agentfly.tooling.schema import ToolArguments, convert_text
 from agentfly.trajectory import CallStatus
 from agentfly.types import Image
 

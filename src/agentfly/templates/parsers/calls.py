@@ -118,8 +118,8 @@ def parse_tagged_call(name: str, inside: str, opening: re.Pattern[str], closing:
 
     `opening` matches up to the value and captures the argument's name. These formats have no escapes: a value ends at
     the first `closing`. Values stay text even if they are valid JSON: the tool's schema decides their type (see
-    `agentfly.schema`). With `text`, `opening` also captures the declared type of the value: a value of the type `text`
-    is a string, all others are JSON.
+    `agentfly.tooling.schema`). With `text`, `opening` also captures the declared type of the value: a value of the type
+    `text` is a string, all others are JSON.
     """
     name, problem = parse_name(name)
     call = ToolCall(name, problem=problem)

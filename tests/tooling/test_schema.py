@@ -13,8 +13,8 @@ from pydantic import Field
 
 from agentfly import tool
 from agentfly.errors import ConfigError
-from agentfly.schema import drop_nulls
 from agentfly.tooling import Tool
+from agentfly.tooling.schema import drop_nulls
 
 
 class Colour(enum.Enum):
