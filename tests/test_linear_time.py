@@ -27,6 +27,7 @@ import pytest
 import agentfly.agents
 import agentfly.rewards
 import agentfly.templates.parsers
+from agentfly import plugins
 from agentfly.agent import BaseAgent
 from agentfly.agents.gui_formats import GUI_FORMATS
 from agentfly.agents.vision import GUIAgent
@@ -137,6 +138,7 @@ def environment_for(kind: type) -> Any:
         return env
     stand_in = MagicMock(spec=kind)
     if issubclass(kind, Judge):
+        stand_in.max_characters = kind.max_characters
         stand_in.evaluate.side_effect = lambda messages, schema: (
             Marks(reason="", points=1) if schema is Marks else Ruling(reason="", correct=True)
         )
@@ -154,10 +156,16 @@ def trajectory_of(text: str) -> Trajectory:
 
 
 def reward_parsers() -> dict[str, tuple[Callable[[str], object], str]]:
-    every = (each for module in submodules(agentfly.rewards) for each in vars(module).values())
-    given = {"prediction", "final_response", "trajectory", "messages"}
-    found = {each.name: each for each in every if isinstance(each, Reward) and given & set(each.parameters)}
-    return {name: (as_parser(each), inspect.getfile(each.function)) for name, each in found.items()}
+    """The general rewards and those of environments, as far as they read what the model wrote."""
+    general = [value for module in submodules(agentfly.rewards) for value in vars(module).values()]
+    of_environments = [plugin.load() for plugin in plugins.list_plugins(plugins.REWARDS)]
+    rewards = {reward.name: reward for reward in (*general, *of_environments) if isinstance(reward, Reward)}
+    model_text = {"prediction", "final_response", "trajectory", "messages"}
+    return {
+        name: (as_parser(reward), inspect.getfile(reward.function))
+        for name, reward in rewards.items()
+        if model_text & set(reward.parameters)
+    }
 
 
 def as_parser(reward: Reward) -> Callable[[str], object]:

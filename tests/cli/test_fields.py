@@ -17,15 +17,18 @@ from agentfly.training import TrainConfig
 from agentfly.training.config import parse_overrides
 
 
-def test_every_field_is_listed_with_its_default_and_a_description() -> None:
+def test_every_field_is_documented() -> None:
+    undocumented = [field.name for fields in list_fields().values() for field in fields if not field.text]
+    assert undocumented == []
+
+
+def test_every_field_is_listed_with_its_default() -> None:
     listed = {each.name: each for fields in list_fields().values() for each in fields}
     for name, value in TrainConfig().flat().items():
         if name in ("run_options", "sampling.seed"):  # its fields have a section; it is written as seed
             continue
-        assert listed[name].text, name
         if name not in ("algorithm", "loggers"):
             assert json.loads(json.dumps(eval(listed[name].default))) == value
-    assert all(each.text for each in listed.values())
 
 
 def test_algorithms_and_backends_with_settings_have_a_section() -> None:

@@ -30,7 +30,7 @@ def test_earlier_field_name_is_rejected_in_python_too() -> None:
         TrainConfig(learning_rate=1e-5)  # type: ignore[call-arg]
 
 
-def test_every_field_is_documented() -> None:
+def test_plain_values_become_records_and_algorithms() -> None:
     config = TrainConfig(algorithm="ppo", sampling={"temperature": 0.7}, loss={"clip": [0.2, 0.3]})  # type: ignore[arg-type]
     assert config.algorithm == PPO()
     assert config.sampling == Sampling(temperature=0.7)
