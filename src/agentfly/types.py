@@ -286,6 +286,10 @@ def _require_list(value: object, what: str) -> Sequence[Any]:
     return value
 
 
+class DefaultLimit(int):
+    """A limit that the user did not set. A program behind the gateway may ask for more, which it cannot know of."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """Sampling parameters. Every field reaches the backend; a backend rejects those it does not support."""
@@ -300,7 +304,7 @@ class Sampling:
     """Drop tokens below this fraction of the highest probability; 0 disables the filter."""
     repetition_penalty: float = 1.0
     """Divides the logits of tokens that occurred already; 1 disables it."""
-    max_tokens: int | None = 1024
+    max_tokens: int | None = DefaultLimit(1024)
     """Maximum tokens per turn, as far as the context has room; None: as many as fit the context."""
     stop: tuple[str, ...] = ()
     """Strings that end a turn; they stay in the output."""

@@ -22,7 +22,7 @@ from agentfly.gateway.streaming import ReplyStream
 from agentfly.rollout import ChainLimits, ChainSettings
 from agentfly.segment import Author
 from agentfly.trajectory import FailureKind, StopReason
-from agentfly.types import Completion
+from agentfly.types import Completion, Sampling
 from tests.fakes import call
 from tests.gateway.conversations import PARAMETERS, SETTINGS, serve
 
@@ -330,19 +330,52 @@ async def test_a_failed_request_gives_back_its_turn() -> None:
         assert (await ask(gateway, key, [USER])).json()["error"]["code"] == "max_turns"
 
 
+class RecordingBackend(ScriptedBackend):
+    """Keeps the requests that it answers."""
+
+    def __init__(self) -> None:
+        super().__init__("hello")
+        self.requests: list[Request] = []
+
+    async def generate(self, request: Request) -> Completion:
+        self.requests.append(request)
+        return await super().generate(request)
+
+
+@pytest.mark.parametrize(
+    ("api", "field"),
+    [
+        ("chat/completions", "max_tokens"),
+        ("chat/completions", "max_completion_tokens"),
+        ("responses", "max_output_tokens"),
+        ("messages", "max_tokens"),
+    ],
+)
+async def test_a_request_chooses_its_max_tokens_unless_the_run_sets_a_lower_one(api: str, field: str) -> None:
+    backend = RecordingBackend()
+    body = {"input" if api == "responses" else "messages": [USER]}
+    async with serve(backend) as gateway:
+        for sampling in (
+            Sampling(),
+            replace(Sampling(), temperature=0.5),
+            Sampling(max_tokens=1024),
+            Sampling(max_tokens=None),
+        ):
+            key, _ = await gateway.open_session(ChainSettings(sampling=sampling))
+            async with httpx.AsyncClient(base_url=gateway.base_url, headers={"x-api-key": key}) as client:
+                for fields in ({field: 4096}, {field: 7}, {}):
+                    (await client.post(f"/{api}", json={**body, **fields})).raise_for_status()
+    limits = [request.sampling.max_tokens for request in backend.requests]
+    assert limits == [4096, 7, 1024, 4096, 7, 1024, 1024, 7, 1024, 4096, 7, None]
+
+
 async def test_the_run_decides_the_sampling_and_a_request_may_only_lower_its_length() -> None:
-    seen: list[Request] = []
-
-    class Watching(ScriptedBackend):
-        async def generate(self, request: Request) -> Completion:
-            seen.append(request)
-            return await super().generate(request)
-
-    async with serve(Watching("hello")) as gateway:
+    backend = RecordingBackend()
+    async with serve(backend) as gateway:
         key, _ = await gateway.open_session(SETTINGS)
         await ask(gateway, key, [USER], temperature=0.0, max_tokens=1000, stop="x")
         await ask(gateway, key, [USER], max_completion_tokens=7)
-        first, second = (request.sampling for request in seen)
+        first, second = (request.sampling for request in backend.requests)
         assert (first.temperature, first.max_tokens, first.stop) == (1.0, 200, ("x",))
         assert second.max_tokens == 7
 

@@ -40,7 +40,7 @@ from agentfly.rollout.limits import limit_sampling, seed_for_turn
 from agentfly.templates.template import Template
 from agentfly.threads import call
 from agentfly.trajectory import Failure, FailureKind, StopReason, Trajectory, TurnRecord
-from agentfly.types import Completion, FinishReason, Message, Sampling, Task
+from agentfly.types import Completion, DefaultLimit, FinishReason, Message, Sampling, Task
 
 DeltaSink = Callable[[Iterator[Delta]], None]
 """Receives the deltas of a streamed turn as they become certain."""
@@ -107,7 +107,7 @@ class GatewaySession:
             attempt: Index of the attempt at the task.
             record: Whether turns are recorded; otherwise every request is rendered as a whole and limits count nothing.
             client_sampling: Whether requests decide temperature and filters; otherwise `settings` does, and requests
-                may only lower max_tokens and add stop strings.
+                may only lower a max_tokens that the user set, choose one that is at its default, and add stop strings.
         """
         self.backend = backend
         self.settings = settings
@@ -182,9 +182,13 @@ class GatewaySession:
         if self._client_sampling:
             sampling = asked
         else:
-            given = [each for each in (sampling.max_tokens, asked.max_tokens) if each is not None]
+            # A default is a limit only for requests without one: a client is not told that it was cut below its own.
+            set_limit = (
+                None if isinstance(sampling.max_tokens, DefaultLimit) and asked.max_tokens else sampling.max_tokens
+            )
+            max_tokens = min((limit for limit in (set_limit, asked.max_tokens) if limit is not None), default=None)
             stop = tuple(dict.fromkeys((*sampling.stop, *asked.stop)))
-            sampling = replace(sampling, max_tokens=min(given, default=None), stop=stop)
+            sampling = replace(sampling, max_tokens=max_tokens, stop=stop)
         limited, truncation = limit_sampling(
             sampling,
             limits,

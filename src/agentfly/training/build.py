@@ -22,7 +22,7 @@ from agentfly.training.optimizer import describe_unusual_rate
 from agentfly.training.plan import TrainPlan
 from agentfly.training.sharded_learner import ShardedLearner, build_learner
 from agentfly.training.sharding import Ranks
-from agentfly.types import Sampling
+from agentfly.types import DefaultLimit
 
 _LOG = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ def build_learner_and_agent(plan: TrainPlan, undo: ExitStack) -> tuple[Learner, 
         "run_options.context_length": config.run_options.get("context_length"),
         "sampling.max_tokens": config.sampling.max_tokens,
     }
-    if config.sampling.max_tokens == Sampling().max_tokens:  # the default ends where the context does
+    if isinstance(config.sampling.max_tokens, DefaultLimit):  # the default ends where the context does
         del lengths["sampling.max_tokens"]
     for name, length in lengths.items():
         if length is not None and length > positions:
