@@ -154,7 +154,6 @@ async def test_fuzzed_requests_are_read_as_by_a_plain_parser() -> None:
         _, session = await gateway.open_session(replace(SETTINGS, limits=ChainLimits(max_turns=1000)))
         fresh = GatewaySession(session.backend, session.templates, session.settings, record=False)
         conversations: list[list[dict[str, Any]]] = [[{"role": "user", "content": "Hi"}]]
-        continued = 0
         for number in range(400):
             messages = list(random.choice(conversations))
             if random.random() < 0.3:
@@ -176,14 +175,13 @@ async def test_fuzzed_requests_are_read_as_by_a_plain_parser() -> None:
                 with pytest.raises(ApiError):
                     chat_completions.parse_request(parse_body(data))
                 continue
-            expected = await fresh.prepare(request)
-            turn = await session.prepare(chat_completions.parse_request(parse_body(data)))
-            assert turn.prompt.ids.tolist() == expected.prompt.ids.tolist(), data
-            continued += turn.prompt.node is not None
-            reply = await session.run(turn, None)
+            expected = await fresh.complete(request)
+            reply = await session.complete(chat_completions.parse_request(parse_body(data)))
+            assert list(reply.prompt) == list(expected.prompt), data
             if random.random() < 0.5:
                 conversations.append([*messages, {"role": "assistant", "content": reply.message.text}])
-        assert continued > 20
+        assert session.recorder is not None
+        assert session.recorder.continued > 20
 
 
 async def test_an_edited_argument_of_another_type_is_another_history() -> None:
@@ -367,6 +365,13 @@ async def test_a_request_chooses_its_max_tokens_unless_the_run_sets_a_lower_one(
                     (await client.post(f"/{api}", json={**body, **fields})).raise_for_status()
     limits = [request.sampling.max_tokens for request in backend.requests]
     assert limits == [4096, 7, 1024, 4096, 7, 1024, 1024, 7, 1024, 4096, 7, None]
+
+
+async def test_a_stream_that_is_refused_after_waiting_has_a_status() -> None:
+    async with serve() as gateway:
+        key, _ = await gateway.open_session(ChainSettings(limits=ChainLimits(max_turns=1), seed=1))
+        answers = await asyncio.gather(*(ask(gateway, key, [USER], stream=True) for _ in range(2)))
+        assert sorted(answer.status_code for answer in answers) == [200, 400]
 
 
 async def test_the_run_decides_the_sampling_and_a_request_may_only_lower_its_length() -> None:

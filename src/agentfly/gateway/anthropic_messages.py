@@ -21,7 +21,6 @@ from agentfly.gateway.chat import (
     parse_schema,
     parse_text,
 )
-from agentfly.templates.template import Template
 from agentfly.types import Message, ToolCall
 
 _STOP_REASONS = {"tool_calls": "tool_use", "stop": "end_turn", "length": "max_tokens"}
@@ -87,7 +86,7 @@ def _parse_message(item: Mapping[str, Any], messages: list[Message], names: dict
         messages += [*results, Message("user", text)] if text or not results else results
 
 
-def format_reply(reply: ChatReply, template: Template) -> dict[str, Any]:
+def format_reply(reply: ChatReply) -> dict[str, Any]:
     """The body of a response that is not streamed."""
     blocks: list[dict[str, Any]] = []
     if reply.message.thinking:
@@ -99,15 +98,15 @@ def format_reply(reply: ChatReply, template: Template) -> dict[str, Any]:
         for call in reply.message.tool_calls
     ]
     usage = {"input_tokens": len(reply.prompt), "output_tokens": len(reply.completion.token_ids)}
-    out = {**_header(reply.id, reply.request), "content": blocks, "usage": usage}
+    out = {**_header(reply.request), "content": blocks, "usage": usage}
     return {**out, "stop_reason": _STOP_REASONS[reply.finish]}
 
 
 class MessagesStream:
     """Writes the events of a streamed response."""
 
-    def __init__(self, reply_id: str, request: ChatRequest, created: int) -> None:
-        self._header = _header(reply_id, request)
+    def __init__(self, request: ChatRequest) -> None:
+        self._header = _header(request)
         self._index = -1
         self._open = ""
         """The kind of the block that is open; empty if none is."""
@@ -132,7 +131,7 @@ class MessagesStream:
                 yield from self._start_block(kind, {"type": "thinking", "thinking": "", "signature": ""})
             yield self._delta({"type": "thinking_delta", "thinking": value})
 
-    def finish(self, reply: ChatReply, template: Template) -> Iterator[dict[str, Any]]:
+    def finish(self, reply: ChatReply) -> Iterator[dict[str, Any]]:
         yield from self._close_block()
         usage = {"input_tokens": len(reply.prompt), "output_tokens": len(reply.completion.token_ids)}
         stopped = {"stop_reason": _STOP_REASONS[reply.finish], "stop_sequence": None}
@@ -163,6 +162,6 @@ def format_error(error: ApiError) -> dict[str, Any]:
     return {"type": "error", "error": {"type": _ERROR_TYPES.get(error.status, default), "message": str(error)}}
 
 
-def _header(reply_id: str, request: ChatRequest) -> dict[str, Any]:
+def _header(request: ChatRequest) -> dict[str, Any]:
     fields = {"model": request.model, "stop_reason": None, "stop_sequence": None}
-    return {"id": f"msg_{reply_id}", "type": "message", "role": "assistant", **fields}
+    return {"id": f"msg_{request.id}", "type": "message", "role": "assistant", **fields}

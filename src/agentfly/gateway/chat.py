@@ -7,7 +7,9 @@ text of calls that could not be parsed as content. What a client sends back is c
 from __future__ import annotations
 
 import json
+import secrets
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, groupby
@@ -26,6 +28,8 @@ _LARGE = 1 << 17
 _MESSAGE_COST = 200
 """Characters that take as long to render as a message itself."""
 _ONE_LARGE = threading.Lock()
+_ID_PREFIX = secrets.token_hex(4)
+_ID_NUMBERS = count(1)
 _UNSUPPORTED = {
     "n": (None, 1),
     "best_of": (None, 1),
@@ -53,7 +57,7 @@ class ApiError(Exception):
 class ChatRequest:
     """A request for one turn."""
 
-    messages: tuple[Message, ...]
+    messages: tuple[Message, ...] = ()
     tools: tuple[Mapping[str, Any], ...] = ()
     """Schemas in OpenAI format."""
     sampling: Sampling = field(default_factory=Sampling)
@@ -68,20 +72,26 @@ class ChatRequest:
     """Responses API: the id of the response that this request continues."""
     instructions: str = ""
     """Responses API: the system prompt of this request, which is also the first of `messages` unless `previous`."""
+    prompt_ids: Sequence[int] = ()
+    """/completions: the prompt, instead of messages."""
+    stop_ids: frozenset[int] | None = None
+    """/completions: tokens that end the turn; None: those of the template."""
+    id: str = field(default_factory=lambda: f"{_ID_PREFIX}{next(_ID_NUMBERS):08x}")
+    """Of the reply, without the prefix of an API."""
+    created: int = field(default_factory=lambda: int(time.time()))
+    """Unix time in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatReply:
     """A sampled turn."""
 
-    id: str
     message: Message
     """As the client sees it."""
     completion: Completion
     prompt: Sequence[int]
     request: ChatRequest
-    created: int
-    """Unix time in seconds."""
+    template: Template
 
     @property
     def finish(self) -> str:

@@ -72,7 +72,7 @@ def _parse_message(item: Mapping[str, Any], messages: list[Message], names: dict
     messages.append(Message(_ROLES[role], content, tuple(calls), thinking, name, call_id))  # type: ignore[arg-type]
 
 
-def format_reply(reply: ChatReply, template: Template) -> dict[str, Any]:
+def format_reply(reply: ChatReply) -> dict[str, Any]:
     """The body of a response that is not streamed."""
     message: dict[str, Any] = {"role": "assistant", "content": reply.message.text or None, "refusal": None}
     if reply.message.thinking:
@@ -81,7 +81,7 @@ def format_reply(reply: ChatReply, template: Template) -> dict[str, Any]:
         message["tool_calls"] = [_format_call(call) for call in reply.message.tool_calls]
     elif not reply.message.text:
         message["content"] = ""
-    choice = {"index": 0, "message": message, "finish_reason": reply.finish, **_token_fields(reply, template)}
+    choice = {"index": 0, "message": message, "finish_reason": reply.finish, **_token_fields(reply)}
     out = {**_header(reply, "chat.completion"), "choices": [choice], "usage": format_usage(reply)}
     return {**out, "prompt_token_ids": list(reply.prompt)} if reply.request.token_ids else out
 
@@ -89,11 +89,11 @@ def format_reply(reply: ChatReply, template: Template) -> dict[str, Any]:
 class ChatCompletionsStream:
     """Writes the chunks of a streamed response."""
 
-    def __init__(self, reply_id: str, request: ChatRequest, created: int) -> None:
+    def __init__(self, request: ChatRequest) -> None:
         self._header = {
-            "id": f"chatcmpl-{reply_id}",
+            "id": f"chatcmpl-{request.id}",
             "object": "chat.completion.chunk",
-            "created": created,
+            "created": request.created,
             "model": request.model,
         }
         self._calls = 0
@@ -109,8 +109,8 @@ class ChatCompletionsStream:
         else:
             yield self._chunk({"content" if kind == "content" else "reasoning_content": value})
 
-    def finish(self, reply: ChatReply, template: Template) -> Iterator[dict[str, Any] | str]:
-        last = self._chunk({}, finish_reason=reply.finish, **_token_fields(reply, template))
+    def finish(self, reply: ChatReply) -> Iterator[dict[str, Any] | str]:
+        last = self._chunk({}, finish_reason=reply.finish, **_token_fields(reply))
         yield {**last, "prompt_token_ids": list(reply.prompt)} if reply.request.token_ids else last
         if reply.request.include_usage:
             yield {**self._header, "choices": [], "usage": format_usage(reply)}
@@ -136,18 +136,23 @@ def format_usage(reply: ChatReply) -> dict[str, int]:
 
 
 def _header(reply: ChatReply, kind: str) -> dict[str, Any]:
-    return {"id": f"chatcmpl-{reply.id}", "object": kind, "created": reply.created, "model": reply.request.model}
+    return {
+        "id": f"chatcmpl-{reply.request.id}",
+        "object": kind,
+        "created": reply.request.created,
+        "model": reply.request.model,
+    }
 
 
 def _format_call(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": dump_arguments(call)}}
 
 
-def _token_fields(reply: ChatReply, template: Template) -> dict[str, Any]:
+def _token_fields(reply: ChatReply) -> dict[str, Any]:
     """Log-probabilities and ids of the sampled tokens, as far as the request asks for them."""
     out: dict[str, Any] = {"logprobs": None}
     if reply.request.logprobs:
-        out["logprobs"] = {"content": format_logprobs(reply.completion, template), "refusal": None}
+        out["logprobs"] = {"content": format_logprobs(reply.completion, reply.template), "refusal": None}
     if reply.request.token_ids:
         out["token_ids"] = [int(token) for token in reply.completion.token_ids]
     return out
@@ -156,8 +161,8 @@ def _token_fields(reply: ChatReply, template: Template) -> dict[str, Any]:
 # ── /completions: token ids in, token ids and log-probabilities out ──
 
 
-def parse_completion(body: Mapping[str, Any], template: Template) -> tuple[list[int], frozenset[int], ChatRequest]:
-    """Read a request to /completions: the prompt's ids, the stop ids and the rest. Raises ApiError."""
+def parse_completion(body: Mapping[str, Any], template: Template) -> ChatRequest:
+    """Read the body of a request to /completions. Raises ApiError."""
     prompt = body.get("prompt")
     if isinstance(prompt, str):
         try:
@@ -173,27 +178,27 @@ def parse_completion(body: Mapping[str, Any], template: Template) -> tuple[list[
     logprobs = get(body, "logprobs", (int, bool), 0)
     if logprobs not in (0, 1):
         raise ApiError("'logprobs' may be 0 or 1: only those of the sampled tokens are returned")
-    request = ChatRequest(
-        (),
+    return ChatRequest(
         sampling=parse_sampling(body, get(body, "max_tokens", int, 16)),
         model=get(body, "model", str, ""),
         stream=get(body, "stream", bool, False),
         logprobs=bool(logprobs),
         token_ids=get(body, "return_token_ids", bool, False),
+        prompt_ids=prompt,
+        stop_ids=frozenset(stop_ids) or None,
     )
-    return prompt, frozenset(stop_ids) or template.stop_ids, request
 
 
-def format_completion(reply: ChatReply, template: Template, text: str) -> dict[str, Any]:
+def format_completion(reply: ChatReply) -> dict[str, Any]:
     """The body of a response of /completions, which is also the only chunk of a stream."""
     ids = [int(token) for token in reply.completion.token_ids]
-    choice: dict[str, Any] = {"index": 0, "text": text, "finish_reason": reply.finish, "logprobs": None}
+    choice: dict[str, Any] = {"index": 0, "text": reply.message.text, "finish_reason": reply.finish, "logprobs": None}
     if reply.request.logprobs:
-        tokens = [template.codec.decode([token]) for token in ids]
+        tokens = [reply.template.codec.decode([token]) for token in ids]
         values = [float(each) for each in reply.completion.logprobs]
         choice["logprobs"] = {"tokens": tokens, "token_logprobs": values, "top_logprobs": None, "text_offset": None}
     if reply.request.token_ids:
         choice["token_ids"] = ids
         choice["prompt_token_ids"] = list(reply.prompt)
     out = {**_header(reply, "text_completion"), "choices": [choice], "usage": format_usage(reply)}
-    return {**out, "id": f"cmpl-{reply.id}"}
+    return {**out, "id": f"cmpl-{reply.request.id}"}

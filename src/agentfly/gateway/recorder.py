@@ -18,6 +18,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from agentfly.errors import TemplateError
+from agentfly.gateway.adapters.smolagents import restates_calls
 from agentfly.gateway.chat import ApiError, rendering_size, run_unblocked
 from agentfly.segment import Author, Segment
 from agentfly.templates.template import History, Template
@@ -229,16 +230,3 @@ def message_key(message: Message) -> MessageKey:
     # Some clients strip the white space around a reply.
     text = message.text.strip() if message.role == "assistant" else message.text
     return message.role, text, message.thinking, calls
-
-
-def restates_calls(sent: Message | None, text: str) -> bool:
-    """Whether a text is a turn with calls as smolagents writes it: its text, then its calls with ids and arguments."""
-    if sent is None or not sent.tool_calls or not text.startswith(start := sent.text.strip()):
-        return False
-    rest = text[len(start) :]
-    return all(
-        call.id in rest
-        and call.name in rest
-        and all(repr(value) in rest or json.dumps(value) in rest for value in call.arguments.values())
-        for call in sent.tool_calls
-    )

@@ -26,7 +26,6 @@ from agentfly.gateway.chat import (
     parse_schema,
     parse_text,
 )
-from agentfly.templates.template import Template
 from agentfly.types import Message, ToolCall
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -95,25 +94,23 @@ def _parse_item(item: Mapping[str, Any], messages: list[Message], names: dict[st
     messages.append(turn)
 
 
-def format_reply(reply: ChatReply, template: Template) -> dict[str, Any]:
+def format_reply(reply: ChatReply) -> dict[str, Any]:
     """The body of a response that is not streamed."""
     message = reply.message
     output: list[dict[str, Any]] = []
     if message.thinking:
-        output.append(_reasoning(reply.id, message.thinking))
+        output.append(_reasoning(reply.request.id, message.thinking))
     if message.text or not message.tool_calls:
-        output.append(_message(f"msg_{reply.id}", message.text))
+        output.append(_message(f"msg_{reply.request.id}", message.text))
     output += [_function_call(call) for call in message.tool_calls]
-    return _format_response(reply, output, template)
+    return _format_response(reply, output)
 
 
 class ResponsesStream:
     """Writes the events of a streamed response; every event has a number."""
 
-    def __init__(self, reply_id: str, request: ChatRequest, created: int) -> None:
-        self._id = reply_id
+    def __init__(self, request: ChatRequest) -> None:
         self._request = request
-        self._created = created
         self._number = -1
         self._output: list[dict[str, Any]] = []
         """Items that are complete."""
@@ -122,7 +119,7 @@ class ResponsesStream:
         self._text = ""
 
     def start(self) -> Iterator[dict[str, Any]]:
-        response = _header(self._id, self._request, self._created, "in_progress")
+        response = _header(self._request, "in_progress")
         yield self._event("response.created", response=response)
         yield self._event("response.in_progress", response=response)
 
@@ -156,11 +153,11 @@ class ResponsesStream:
             fields["logprobs"] = []
         yield self._event(f"response.{name}.delta", delta=value, **fields)
 
-    def finish(self, reply: ChatReply, template: Template) -> Iterator[dict[str, Any]]:
+    def finish(self, reply: ChatReply) -> Iterator[dict[str, Any]]:
         if not self._output and not self._open:
             yield from self.add(("content", ""))
         yield from self._close_item()
-        response = _format_response(reply, self._output, template)
+        response = _format_response(reply, self._output)
         yield self._event(f"response.{response['status']}", response=response)
 
     def fail(self, error: ApiError) -> Iterator[dict[str, Any]]:
@@ -168,8 +165,8 @@ class ResponsesStream:
 
     def _item(self, text: str) -> dict[str, Any]:
         if self._open == "thinking":
-            return _reasoning(f"{self._id}_{len(self._output)}", text)
-        return _message(f"msg_{self._id}_{len(self._output)}", text)
+            return _reasoning(f"{self._request.id}_{len(self._output)}", text)
+        return _message(f"msg_{self._request.id}_{len(self._output)}", text)
 
     def _close_item(self) -> Iterator[dict[str, Any]]:
         if not self._open:
@@ -205,11 +202,11 @@ def _function_call(call: ToolCall) -> dict[str, Any]:
     return {"type": "function_call", "id": f"fc_{call.id}", **fields}
 
 
-def _header(reply_id: str, request: ChatRequest, created: int, status: str) -> dict[str, Any]:
+def _header(request: ChatRequest, status: str) -> dict[str, Any]:
     return {
-        "id": f"resp_{reply_id}",
+        "id": f"resp_{request.id}",
         "object": "response",
-        "created_at": created,
+        "created_at": request.created,
         "status": status,
         "error": None,
         "incomplete_details": None,
@@ -226,14 +223,14 @@ def _header(reply_id: str, request: ChatRequest, created: int, status: str) -> d
     }
 
 
-def _format_response(reply: ChatReply, output: list[dict[str, Any]], template: Template) -> dict[str, Any]:
+def _format_response(reply: ChatReply, output: list[dict[str, Any]]) -> dict[str, Any]:
     """A finished response; `incomplete` if the turn was cut at its token limit.
 
     The log-probabilities of the whole turn are those of its first message; a turn of calls alone has none to hold them.
     """
     cut = reply.finish == "length"
     prompt, sampled = len(reply.prompt), len(reply.completion.token_ids)
-    out = _header(reply.id, reply.request, reply.created, "incomplete" if cut else "completed")
+    out = _header(reply.request, "incomplete" if cut else "completed")
     out["output"] = output
     out["incomplete_details"] = {"reason": "max_output_tokens"} if cut else None
     out["usage"] = {
@@ -245,7 +242,7 @@ def _format_response(reply: ChatReply, output: list[dict[str, Any]], template: T
     }
     if reply.request.logprobs:
         for item in [each for each in output if each["type"] == "message"][:1]:
-            item["content"][0]["logprobs"] = format_logprobs(reply.completion, template)
+            item["content"][0]["logprobs"] = format_logprobs(reply.completion, reply.template)
     if reply.request.token_ids:
         out["token_ids"] = [int(token) for token in reply.completion.token_ids]
         out["prompt_token_ids"] = list(reply.prompt)

@@ -13,8 +13,8 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import h11
 import uvicorn
@@ -24,13 +24,14 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from agentfly.backends.base import Backend
 from agentfly.gateway import anthropic_messages, chat_completions, responses
-from agentfly.gateway.chat import ApiError, ChatReply, Delta, parse_body, run_unblocked
-from agentfly.gateway.session import GatewaySession, TemplateCache, Turn
+from agentfly.gateway.chat import ApiError, ChatRequest, Delta, parse_body, run_unblocked
+from agentfly.gateway.session import GatewaySession, TemplateCache
 from agentfly.http_server import BrowserGuard, RequestError, read_key, read_request
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+Result = TypeVar("Result")
 _LOG = logging.getLogger(__name__)
 MAX_BYTES = 32 << 20
 """Maximum size of a request's body, in bytes."""
@@ -122,27 +123,20 @@ class GatewayApp:
             session = gateway.get_session(key, headers.get(CHAIN_HEADER, "")[:200])
         data = await _read_body(headers, receive)
         if path == "/v1/completions":
-            return await self._complete(session, data, receive)
-        api, stream = _APIS[path]
+            return await self._complete_tokens(session, data, receive)
+        api, make_writer = _APIS[path]
         request = await run_unblocked(len(data), lambda: api.parse_request(parse_body(data)))
-        turn = await session.prepare(request)
-        template = turn.prompt.template
-        if turn.request.stream:
-            writer = stream(turn.id, turn.request, turn.created)
-            return StreamingResponse(stream_turn(session, turn, writer), media_type="text/event-stream")
-        reply = await run_while_connected(session, turn, receive)
-        return JSONResponse(api.format_reply(reply, template))
+        if not request.stream:
+            return JSONResponse(api.format_reply(await run_while_connected(session.complete(request), receive)))
+        stream = TurnStream(session, request, make_writer(request))
+        await run_while_connected(stream.admit(), receive)
+        return stream
 
-    async def _complete(self, session: GatewaySession, data: bytearray, receive: Receive) -> Respond:
+    async def _complete_tokens(self, session: GatewaySession, data: bytearray, receive: Receive) -> Respond:
         """The response to a request of /completions; a stream has one event, since its log-probabilities come last."""
         template = self._gateway.templates.base
-        ids, stop_ids, request = await run_unblocked(
-            len(data), lambda: chat_completions.parse_completion(parse_body(data), template)
-        )
-        turn = session.prepare_tokens(ids, request, template)
-        turn.stop_ids = stop_ids
-        reply = await run_while_connected(session, turn, receive)
-        out = chat_completions.format_completion(reply, template, reply.message.text)
+        request = await run_unblocked(len(data), lambda: chat_completions.parse_completion(parse_body(data), template))
+        out = chat_completions.format_completion(await run_while_connected(session.complete(request), receive))
         if not request.stream:
             return JSONResponse(out)
         return StreamingResponse(iter([_encode_event(out), _encode_event("[DONE]")]), media_type="text/event-stream")
@@ -160,56 +154,82 @@ async def _read_body(headers: Headers, receive: Receive) -> bytearray:
         raise ApiError(str(error), error.status, "request_too_large" if error.status == 413 else "timeout") from None
 
 
-async def run_while_connected(session: GatewaySession, turn: Turn, receive: Receive) -> ChatReply:
-    """Sample a turn; if the client closes the connection meanwhile, abort it and raise ConnectionError."""
-    work = asyncio.create_task(session.run(turn, None))
+async def run_while_connected(work: Coroutine[Any, Any, Result], receive: Receive) -> Result:
+    """Run the work of a request; if the client closes the connection meanwhile, cancel it and raise ConnectionError."""
+    task = asyncio.create_task(work)
 
-    async def watch() -> None:
+    async def wait_for_disconnect() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
 
-    watcher = asyncio.create_task(watch())
+    watcher = asyncio.create_task(wait_for_disconnect())
     try:
-        await asyncio.wait((work, watcher), return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
+        await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
             raise ConnectionError("the client closed the connection")
-        if work.cancelled():
-            raise ApiError("the chain has ended", 503, "chain_ended")
-        return work.result()
+        return get_result(task)
     finally:
-        for task in (work, watcher):
-            task.cancel()
-        await asyncio.gather(work, watcher, return_exceptions=True)
+        task.cancel()
+        watcher.cancel()
+        await asyncio.gather(task, watcher, return_exceptions=True)
 
 
-async def stream_turn(session: GatewaySession, turn: Turn, writer: Any) -> AsyncIterator[bytes]:
-    """Sample a turn and yield its events as they become certain. Closing the iterator aborts the turn."""
-    queue: asyncio.Queue[list[Delta] | None] = asyncio.Queue()
-    work = asyncio.create_task(session.run(turn, lambda deltas: queue.put_nowait(list(deltas))))
-    work.add_done_callback(lambda _: queue.put_nowait(None))
-    try:
+def get_result(task: asyncio.Task[Result]) -> Result:
+    """The result of a task that has ended. Raises its exception; ApiError if the session has cancelled it."""
+    if task.cancelled():
+        raise ApiError("the chain has ended", 503, "chain_ended")
+    return task.result()
+
+
+class TurnStream(StreamingResponse):
+    """A turn as server-sent events, written as they become certain. A client that is gone aborts the turn."""
+
+    def __init__(self, session: GatewaySession, request: ChatRequest, writer: Any) -> None:
+        super().__init__(self._events(), media_type="text/event-stream")
+        self._writer = writer
+        self._queue: asyncio.Queue[list[Delta] | None] = asyncio.Queue()
+        """Deltas of the turn; None when it has ended."""
+        self._work = asyncio.create_task(session.complete(request, lambda deltas: self._queue.put_nowait(list(deltas))))
+        self._work.add_done_callback(lambda _: self._queue.put_nowait(None))
+
+    async def admit(self) -> None:
+        """Wait until the turn may be sampled. Raises ApiError if it is refused, so that the status can say so."""
+        try:
+            if await self._queue.get() is None:
+                get_result(self._work)
+        except BaseException:
+            await self._abort()
+            raise
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            # Not in `_events`: a generator that was never started has no `finally`, and the turn would go on.
+            await self._abort()
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        writer = self._writer
         for event in writer.start():
             yield _encode_event(event)
-        while (deltas := await queue.get()) is not None:
-            while not queue.empty() and (more := queue.get_nowait()) is not None:
-                deltas += more
+        while (deltas := await self._queue.get()) is not None:
+            while not self._queue.empty() and (later := self._queue.get_nowait()) is not None:
+                deltas += later
             if out := b"".join(_encode_event(event) for delta in deltas for event in writer.add(delta)):
                 yield out
-            if work.done() and queue.empty():
+            if self._work.done() and self._queue.empty():
                 break
         events: Iterable[Any]
         try:
-            events = writer.finish(await work, turn.prompt.template)
+            await asyncio.wait((self._work,))
+            events = writer.finish(get_result(self._work))
         except ApiError as error:
             events = writer.fail(error)
-        except asyncio.CancelledError:
-            if not work.cancelled():
-                raise
-            events = writer.fail(ApiError("the chain has ended", 503, "chain_ended"))
         yield b"".join(map(_encode_event, events))
-    finally:
-        work.cancel()
-        await asyncio.gather(work, return_exceptions=True)
+
+    async def _abort(self) -> None:
+        self._work.cancel()
+        await asyncio.gather(self._work, return_exceptions=True)
 
 
 def _encode_event(event: Mapping[str, Any] | str) -> bytes:

@@ -1,26 +1,24 @@
 """A session is what one API key may use: a chain with its limits, its sampling settings and its recorder.
 
-A session belongs to the event loop of its gateway. `prepare` does what can be refused before anything is sampled;
-`run` reserves what the turn may use of the limits, since others may run at the same time; `Turn.sample` samples and
-records.
+A session belongs to the event loop of its gateway. `complete` takes a request from its prompt to the
+record. It reserves what the turn may use of the limits, since other requests may run at the same time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import secrets
 import time
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
 from typing import Any
 
 from agentfly.backends.base import Backend, Request
-from agentfly.errors import AgentFlyError, BackendFault, ConfigError, DataError, TemplateError
+from agentfly.errors import AgentFlyError, BackendFault
 from agentfly.gateway.chat import (
     ApiError,
     ChatReply,
@@ -40,9 +38,9 @@ from agentfly.rollout.limits import limit_sampling, seed_for_turn
 from agentfly.templates.template import Template
 from agentfly.threads import call
 from agentfly.trajectory import Failure, FailureKind, StopReason, Trajectory, TurnRecord
-from agentfly.types import Completion, DefaultLimit, FinishReason, Message, Sampling, Task
+from agentfly.types import DefaultLimit, FinishReason, Message, Sampling, Task
 
-DeltaSink = Callable[[Iterator[Delta]], None]
+DeltaSink = Callable[[Iterable[Delta]], None]
 """Receives the deltas of a streamed turn as they become certain."""
 LoadTemplate = Callable[..., Template]
 """Called with `tools=` in OpenAI format."""
@@ -56,8 +54,6 @@ class TemplateCache:
         self._load = load
         self._templates: OrderedDict[str, Template] = OrderedDict()
         self._lock = asyncio.Lock()
-        self._numbers = 0
-        self._prefix = secrets.token_hex(4)
 
     @cached_property
     def base(self) -> Template:
@@ -76,10 +72,16 @@ class TemplateCache:
         self._templates.move_to_end(key)
         return self._templates[key]
 
-    def new_id(self) -> str:
-        """An id for a reply."""
-        self._numbers += 1
-        return f"{self._prefix}{self._numbers:08x}"
+
+@dataclass(frozen=True, slots=True)
+class TurnLimits:
+    """What a turn may sample."""
+
+    number: int
+    """Number of the turn in its chain, which decides its seed."""
+    sampling: Sampling
+    truncation: StopReason
+    """The limit that cuts a turn of `sampling.max_tokens` tokens."""
 
 
 class GatewaySession:
@@ -126,8 +128,8 @@ class GatewaySession:
         self._num_sampled = 0
         self._numbers: set[int] = set()
         """Numbers of the turns that are recorded or running."""
-        self._reserved: dict[Turn, int] = {}
-        """Maximum number of tokens of each running turn."""
+        self._reserved: dict[int, int] = {}
+        """Maximum number of tokens of each running turn, by its number."""
         self._released = asyncio.Event()
         """Set and replaced when a running turn ends."""
         seconds = settings.limits.chain_seconds
@@ -135,118 +137,28 @@ class GatewaySession:
         self._requests: set[asyncio.Task[object]] = set()
         self._closed = False
 
-    async def prepare(self, request: ChatRequest) -> Turn:
-        """Build the prompt within the limits of the chain. Raises ApiError."""
-        self._require_open()
-        recorder = self.recorder
-        if request.previous:
-            if recorder is None:
-                raise ApiError("previous_response_id needs a gateway that records; send the whole conversation instead")
-            earlier = recorder.conversation(request.previous, request.instructions)
-            names = {call.id: call.name for message in earlier for call in message.tool_calls}
-            added = [
-                replace(message, name=message.name or require_call(message.tool_call_id, names))
-                if message.role == "tool"
-                else message
-                for message in request.messages
-            ]
-            request = replace(request, messages=(*earlier, *added))
-        request = replace(request, messages=order_results(request.messages))
-        try:
-            template = await self.templates.get(request.tools)
-            if recorder is None:
-                ids = await run_unblocked(rendering_size(request.messages), template.start, request.messages)
-                prompt = Prompt(array("i", ids), request.messages, template)
-            else:
-                prompt = await recorder.prepare(template, request.messages)
-        except (ConfigError, DataError, TemplateError) as error:
-            raise ApiError(str(error)) from error
-        return Turn(self, request, prompt, self._limit(request.sampling, len(prompt.ids)))
+    async def complete(self, request: ChatRequest, sink: DeltaSink | None = None) -> ChatReply:
+        """Build the prompt of a request, sample a turn within the limits of the chain, record it and return it.
 
-    def prepare_tokens(self, ids: Sequence[int], request: ChatRequest, template: Template) -> Turn:
-        """Build a turn for a prompt of token ids. Raises ApiError if the session records conversations."""
-        self._require_open()
-        if self.recorder is not None:
-            raise ApiError("/completions has no conversation to record; use /chat/completions", 404, "not_found")
-        prompt = Prompt(array("i", ids), (), template)
-        return Turn(self, request, prompt, self._limit(request.sampling, len(ids)))
-
-    def _limit(self, asked: Sampling, prompt: int, number: int = 0) -> tuple[Sampling, StopReason]:
-        """The sampling of a turn, and the limit that would cut it. Raises ApiError if recorded turns leave nothing."""
-        limits, sampling = self.settings.limits, self.settings.sampling
-        if self.recorder is not None and len(self.recorder.turns) >= limits.max_turns:
-            self.stop = StopReason.MAX_TURNS
-            raise ApiError(f"the chain has had its {limits.max_turns} turns (max_turns)", 400, "max_turns")
-        if self._deadline is not None and time.monotonic() >= self._deadline:
-            raise self._time_out()
-        if self._client_sampling:
-            sampling = asked
-        else:
-            # A default is a limit only for requests without one: a client is not told that it was cut below its own.
-            set_limit = (
-                None if isinstance(sampling.max_tokens, DefaultLimit) and asked.max_tokens else sampling.max_tokens
-            )
-            max_tokens = min((limit for limit in (set_limit, asked.max_tokens) if limit is not None), default=None)
-            stop = tuple(dict.fromkeys((*sampling.stop, *asked.stop)))
-            sampling = replace(sampling, max_tokens=max_tokens, stop=stop)
-        limited, truncation = limit_sampling(
-            sampling,
-            limits,
-            prompt=prompt,
-            sampled=self._num_sampled,
-            context_length=self.backend.context_length,
-            seed=None if self._client_sampling else seed_for_turn(self.settings.seed, self._group, self._chain, number),
-        )
-        if limited is None:
-            self.stop = truncation
-            if truncation is StopReason.MAX_TOKENS:
-                message = f"the chain has sampled its {limits.max_chain_tokens} tokens (max_chain_tokens)"
-                raise ApiError(message, 400, "max_chain_tokens")
-            message = f"the prompt has {prompt} tokens, which leaves no room in the context: context_length_exceeded"
-            raise ApiError(message, 400, "context_length_exceeded")
-        return limited, truncation
-
-    async def _reserve(self, turn: Turn) -> None:
-        """Reserve the number, the seed and the tokens of a turn. Raises ApiError if nothing is left.
-
-        While running turns may use up what this one needs, it waits for them: refused or cut by what they only may
-        sample, it would depend on their timing.
+        sink: called without deltas when the request is admitted, and then with deltas, the last ones before this
+        returns. Raises ApiError. Cancelling it aborts the request in the backend, and nothing is recorded.
         """
-        if self.recorder is None:
-            return
-        limits = self.settings.limits
-        while True:
-            number = next(number for number in count() if number not in self._numbers)
-            sampling, truncation = self._limit(turn.request.sampling, len(turn.prompt.ids), number)
-            tokens = sampling.max_tokens or 0
-            possible = self._num_sampled + sum(self._reserved.values()) + tokens
-            has_tokens = limits.max_chain_tokens is None or possible <= limits.max_chain_tokens
-            if has_tokens and len(self.recorder.turns) + len(self._reserved) < limits.max_turns:
-                break
-            await self._released.wait()
-        turn.number, turn.sampling, turn.truncation = number, sampling, truncation
-        self._numbers.add(number)
-        self._reserved[turn] = tokens
-
-    def _release(self, turn: Turn) -> None:
-        """Give back what a turn that has ended did not use; its number too, if it was not recorded."""
-        if self._reserved.pop(turn, None) is not None:
-            self._numbers.discard(turn.number)
-        self._released.set()
-        self._released = asyncio.Event()
-
-    async def run(self, turn: Turn, sink: DeltaSink | None) -> ChatReply:
-        """Sample a turn, record it and return it. Raises ApiError. Cancelling it aborts the request in the backend."""
+        self._require_open()
         task = asyncio.current_task()
         assert task is not None
         self._requests.add(task)
         self.last_used = time.monotonic()
         try:
-            self._require_open()
             remaining = None if self._deadline is None else max(self._deadline - time.monotonic(), 0)
             async with asyncio.timeout(remaining):
-                await self._reserve(turn)
-                return await turn.sample(sink)
+                prompt = await self._build_prompt(request)
+                turn = await self._reserve(request, len(prompt.ids))
+                try:
+                    if sink is not None:
+                        sink(())
+                    return await self._sample(request, prompt, turn, sink)
+                finally:
+                    self._release(turn)
         except TimeoutError:
             raise self._time_out() from None
         except asyncio.CancelledError:
@@ -259,34 +171,159 @@ class GatewaySession:
         except AgentFlyError as error:
             raise ApiError(str(error)) from error
         finally:
-            self._release(turn)
             self._requests.discard(task)
             self.last_used = time.monotonic()
 
-    def add_turn(self, turn: Turn, completion: Completion, reply_id: str, sampled: Message, sent: Message) -> None:
-        """Record a complete turn."""
-        self._reserved.pop(turn, None)
+    async def _build_prompt(self, request: ChatRequest) -> Prompt:
+        recorder = self.recorder
+        if request.prompt_ids:
+            if recorder is not None:
+                raise ApiError("/completions has no conversation to record; use /chat/completions", 404, "not_found")
+            return Prompt(array("i", request.prompt_ids), (), self.templates.base)
+        messages = request.messages
+        if request.previous:
+            if recorder is None:
+                raise ApiError("previous_response_id needs a gateway that records; send the whole conversation instead")
+            earlier = recorder.conversation(request.previous, request.instructions)
+            names = {call.id: call.name for message in earlier for call in message.tool_calls}
+            new_messages = [
+                replace(message, name=message.name or require_call(message.tool_call_id, names))
+                if message.role == "tool"
+                else message
+                for message in messages
+            ]
+            messages = (*earlier, *new_messages)
+        messages = order_results(messages)
+        template = await self.templates.get(request.tools)
+        if recorder is not None:
+            return await recorder.prepare(template, messages)
+        ids = await run_unblocked(rendering_size(messages), template.start, messages)
+        return Prompt(array("i", ids), messages, template)
+
+    def _limit(self, requested: Sampling, prompt_tokens: int, number: int) -> TurnLimits:
+        """What a turn with this number may sample. Raises ApiError if recorded turns leave nothing."""
+        limits, sampling = self.settings.limits, self.settings.sampling
+        if self.recorder is not None and len(self.recorder.turns) >= limits.max_turns:
+            self.stop = StopReason.MAX_TURNS
+            raise ApiError(f"the chain has had its {limits.max_turns} turns (max_turns)", 400, "max_turns")
+        if self._deadline is not None and time.monotonic() >= self._deadline:
+            raise self._time_out()
+        if self._client_sampling:
+            sampling = requested
+        else:
+            # A default is a limit only for requests without one: a client is not told that it was cut below its own.
+            set_limit = (
+                None if isinstance(sampling.max_tokens, DefaultLimit) and requested.max_tokens else sampling.max_tokens
+            )
+            max_tokens = min((limit for limit in (set_limit, requested.max_tokens) if limit is not None), default=None)
+            stop = tuple(dict.fromkeys((*sampling.stop, *requested.stop)))
+            sampling = replace(sampling, max_tokens=max_tokens, stop=stop)
+        limited, truncation = limit_sampling(
+            sampling,
+            limits,
+            prompt=prompt_tokens,
+            sampled=self._num_sampled,
+            context_length=self.backend.context_length,
+            seed=None if self._client_sampling else seed_for_turn(self.settings.seed, self._group, self._chain, number),
+        )
+        if limited is None:
+            self.stop = truncation
+            if truncation is StopReason.MAX_TOKENS:
+                message = f"the chain has sampled its {limits.max_chain_tokens} tokens (max_chain_tokens)"
+                raise ApiError(message, 400, "max_chain_tokens")
+            message = (
+                f"the prompt has {prompt_tokens} tokens, which leaves no room in the context: context_length_exceeded"
+            )
+            raise ApiError(message, 400, "context_length_exceeded")
+        return TurnLimits(number, limited, truncation)
+
+    async def _reserve(self, request: ChatRequest, prompt_tokens: int) -> TurnLimits:
+        """Reserve the number, the seed and the tokens of a turn. Raises ApiError if nothing is left.
+
+        While running turns may use up what this one needs, it waits for them: refused or cut by what they only may
+        sample, it would depend on their timing.
+        """
+        if self.recorder is None:
+            return self._limit(request.sampling, prompt_tokens, number=0)
+        limits = self.settings.limits
+        while True:
+            number = next(number for number in count() if number not in self._numbers)
+            turn = self._limit(request.sampling, prompt_tokens, number)
+            tokens = turn.sampling.max_tokens or 0
+            possible = self._num_sampled + sum(self._reserved.values()) + tokens
+            has_tokens = limits.max_chain_tokens is None or possible <= limits.max_chain_tokens
+            if has_tokens and len(self.recorder.turns) + len(self._reserved) < limits.max_turns:
+                self._numbers.add(number)
+                self._reserved[number] = tokens
+                return turn
+            await self._released.wait()
+
+    def _release(self, turn: TurnLimits) -> None:
+        """Give back what a turn that has ended did not use; its number too, if it was not recorded."""
+        if self._reserved.pop(turn.number, None) is not None:
+            self._numbers.discard(turn.number)
+        # Waiting turns hold the old event: a new one, so that those that still lack tokens can wait again.
+        self._released.set()
+        self._released = asyncio.Event()
+
+    async def _sample(
+        self, request: ChatRequest, prompt: Prompt, turn: TurnLimits, sink: DeltaSink | None
+    ) -> ChatReply:
+        template = prompt.template
+        stream = ReplyStream(template, request.id, turn.sampling.stop)
+        on_tokens = None
+        if sink is not None or (self.settings.observer is not None and self.recorder is not None):
+            decode = template.stream(prompt.ids)
+
+            def send_tokens(token_ids: Sequence[int]) -> None:
+                text = decode(token_ids)
+                if sink is not None:
+                    sink(stream.add(text))
+                self._emit(TokensSampled, turn.number, tuple(token_ids), text)
+
+            on_tokens = send_tokens
+        start = time.perf_counter()
+        completion = await self.backend.generate(
+            Request(
+                prompt.ids,
+                turn.sampling,
+                stop_ids=template.stop_ids if request.stop_ids is None else request.stop_ids,
+                chain=self.name,
+                turn=turn.number,
+                priority=self.settings.priority,
+                on_tokens=on_tokens,
+            )
+        )
+        if completion.finish is FinishReason.ABORTED:
+            self.stop = StopReason.CANCELLED
+            self.add_failure(FailureKind.CANCELLED, "the backend aborted the turn")
+            raise ApiError("the backend aborted the turn", 503, "aborted")
+        if request.prompt_ids:  # /completions: nothing to parse
+            sampled = sent = Message("assistant", template.codec.decode(completion.token_ids))
+        else:
+            reply = template.parse_text(stream.cut(template.text(completion.token_ids, prompt.ids)))
+            sampled, sent = reply.message, client_message(reply, request.id, template.tools)
         self._num_sampled += len(completion.token_ids)
         self.last_message = sent
         self.stop = turn.truncation if completion.finish is FinishReason.LENGTH else None
-        if self.recorder is None:
-            return
-        node = self.recorder.record(turn.prompt, completion, sampled, sent)
-        self.recorder.turns.append(TurnRecord(completion.finish, (), time.perf_counter() - turn.begun))
-        self.recorder.responses[f"resp_{reply_id}"] = (node, sent, bool(turn.request.instructions))
-        self.emit(ReplyReceived, turn.number, sampled)
+        if self.recorder is not None:
+            # From here on the turn is recorded: its number is not given back, and its tokens are counted.
+            del self._reserved[turn.number]
+            node = self.recorder.record(prompt, completion, sampled, sent)
+            self.recorder.turns.append(TurnRecord(completion.finish, (), time.perf_counter() - start))
+            self.recorder.responses[f"resp_{request.id}"] = (node, sent, bool(request.instructions))
+            self._emit(ReplyReceived, turn.number, sampled)
+        if sink is not None:
+            sink(stream.finish(sent))
+        return ChatReply(sent, completion, prompt.ids, request, template)
 
     def add_failure(self, kind: FailureKind, message: str) -> None:
         if self.recorder is not None:
             self.failures.append(Failure(kind, message, len(self.recorder.turns), self._attempt))
 
-    def emit(self, event: type[Event], *fields: object) -> None:
+    def _emit(self, event: type[Event], *fields: object) -> None:
         if self.settings.observer is not None:
             self.settings.observer(event(self._group, self._chain, *fields))
-
-    @property
-    def has_observer(self) -> bool:
-        return self.settings.observer is not None and self.recorder is not None
 
     def _time_out(self) -> ApiError:
         problem = f"the chain has had its {self.settings.limits.chain_seconds:g} s (chain_seconds)"
@@ -323,62 +360,3 @@ class GatewaySession:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-
-
-class Turn:
-    """One turn that is ready to be sampled."""
-
-    def __init__(
-        self, session: GatewaySession, request: ChatRequest, prompt: Prompt, limited: tuple[Sampling, StopReason]
-    ) -> None:
-        self.session = session
-        self.request = request
-        self.prompt = prompt
-        self.number = 0
-        self.sampling, self.truncation = limited
-        self.stop_ids = prompt.template.stop_ids
-        self.id = self.session.templates.new_id()
-        self.created = int(time.time())
-        self.begun = time.perf_counter()
-
-    async def sample(self, sink: DeltaSink | None) -> ChatReply:
-        """Sample the turn and record it. `sink` receives deltas, the last ones before this returns."""
-        session, template, ids = self.session, self.prompt.template, self.prompt.ids
-        stream = ReplyStream(template, self.id, self.sampling.stop)
-        on_tokens = None
-        if sink is not None or session.has_observer:
-            decode = template.stream(ids)
-
-            def pass_on(new: Sequence[int]) -> None:
-                text = decode(new)
-                if sink is not None:
-                    sink(stream.add(text))
-                session.emit(TokensSampled, self.number, tuple(new), text)
-
-            on_tokens = pass_on
-        self.begun = time.perf_counter()
-        completion = await session.backend.generate(
-            Request(
-                ids,
-                self.sampling,
-                stop_ids=self.stop_ids,
-                chain=session.name,
-                turn=self.number,
-                priority=session.settings.priority,
-                on_tokens=on_tokens,
-            )
-        )
-        if completion.finish is FinishReason.ABORTED:
-            session.stop = StopReason.CANCELLED
-            session.add_failure(FailureKind.CANCELLED, "the backend aborted the turn")
-            raise ApiError("the backend aborted the turn", 503, "aborted")
-        if not self.request.messages:  # /completions: nothing to parse
-            message = Message("assistant", template.codec.decode(completion.token_ids))
-            session.add_turn(self, completion, self.id, message, message)
-        else:
-            reply = template.parse_text(stream.cut(template.text(completion.token_ids, ids)))
-            message = client_message(reply, self.id, template.tools)
-            session.add_turn(self, completion, self.id, reply.message, message)
-            if sink is not None:
-                sink(stream.finish(message))
-        return ChatReply(self.id, message, completion, ids, self.request, self.created)

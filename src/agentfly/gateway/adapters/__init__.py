@@ -1,0 +1,1 @@
+"""What single client packages need beyond the APIs: a module per package."""
