@@ -129,7 +129,7 @@ class GatewayApp:
         if not request.stream:
             return JSONResponse(api.format_reply(await run_while_connected(session.complete(request), receive)))
         stream = TurnStream(session, request, make_writer(request))
-        await run_while_connected(stream.admit(), receive)
+        await stream.admit()
         return stream
 
     async def _complete_tokens(self, session: GatewaySession, data: bytearray, receive: Receive) -> Respond:
@@ -221,7 +221,8 @@ class TurnStream(StreamingResponse):
                 break
         events: Iterable[Any]
         try:
-            await asyncio.wait((self._work,))
+            if not self._work.done():
+                await asyncio.wait((self._work,))
             events = writer.finish(get_result(self._work))
         except ApiError as error:
             events = writer.fail(error)
