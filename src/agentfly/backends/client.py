@@ -11,14 +11,13 @@ Log-probabilities are the server's. vLLM reports them before temperature and top
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
@@ -30,11 +29,10 @@ from agentfly.errors import BackendFault, ConfigError, describe
 from agentfly.http_body import HEADERS, BodyError, read_error_text
 from agentfly.retrying import RateLimiter, WaitAsAsked
 from agentfly.templates.template import Template
-from agentfly.threads import call, compute
+from agentfly.threads import compute
 from agentfly.types import Completion
 
-if TYPE_CHECKING:  # they import torch, which a client needs only for weight updates
-    from agentfly.backends.vllm.nccl_transfer import NCCLWeightSender
+if TYPE_CHECKING:  # it imports torch, which a client needs only for weight updates
     from agentfly.backends.weight_files import WeightFolder
 
 T = TypeVar("T")
@@ -44,8 +42,6 @@ _LOG = logging.getLogger(__name__)
 _RESERVED_FIELDS = frozenset({"messages", "model", "n", "prompt", "stream"})
 _MAX_WAIT = 120.0
 """Seconds. If a server asks for a longer wait (a used-up quota), the request fails at once."""
-NCCL_SECONDS = 600.0
-"""Limit for a weight update over NCCL, including the connection to the server's workers."""
 
 
 class ClientBackend(Backend):
@@ -64,7 +60,6 @@ class ClientBackend(Backend):
         context_length: int | None = None,
         weight_version: int = 0,
         weights_dir: str | None = None,
-        weight_transfer: Literal["files", "nccl"] = "files",
         timeout: float = 3600.0,
         max_connections: int = 256,
         retries: int = 4,
@@ -85,8 +80,6 @@ class ClientBackend(Backend):
             context_length: With tokens, the maximum length of prompt and completion; None: ask the server.
             weight_version: The version of every token until `update_weights` is called.
             weights_dir: Folder for weight updates, which the server must be able to read; None: shared memory.
-            weight_transfer: How weight updates reach vLLM: as files, or over NCCL from this process's GPU (vLLM 0.26 on
-                both sides; not tested).
             timeout: Seconds without receiving a byte.
             max_connections: Maximum number of concurrent connections.
             retries: Maximum number of retries of a request.
@@ -109,8 +102,6 @@ class ClientBackend(Backend):
         except ValueError:
             values = " or ".join(repr(known.value) for known in PromptFormat)
             raise ConfigError(f"prompt_format={prompt_format!r}; it may be {values}") from None
-        if weight_transfer not in ("files", "nccl") or (weight_transfer == "nccl" and weights_dir is not None):
-            raise ConfigError(f"weight_transfer={weight_transfer!r}: it is 'files', or 'nccl' without weights_dir")
         self.model = model
         self.base_url = base_url.rstrip("/")
         self.exact = exact
@@ -137,8 +128,6 @@ class ClientBackend(Backend):
         self.weight_version = weight_version
         self._weights_parent = None if weights_dir is None else Path(weights_dir).expanduser()
         self._weight_folder: WeightFolder | None = None
-        self._over_nccl = weight_transfer == "nccl"
-        self._nccl_sender: NCCLWeightSender | None = None
         self._update_lock = UpdateLock()
         self._inconsistent = ""
         """Why the server's weights are of no known version; empty if they are."""
@@ -192,47 +181,23 @@ class ClientBackend(Backend):
         from agentfly.backends.weight_files import WeightFolder
 
         async with self._update_lock.update():
-            if self._over_nccl:
-                await self._reload(lambda: self._send_over_nccl(weights), version)
-            else:
-                if self._weight_folder is None:
-                    self._weight_folder = WeightFolder(self.model, lora=None, adapter=None, parent=self._weights_parent)
-                files = await compute(self._weight_folder.write, weights)
-                body = {"method": "reload_weights", "kwargs": {"weights_path": str(files.model)}}
-                try:
-                    if files.model is not None:
-                        await self._reload(lambda: self._post("/collective_rpc", body), version)
-                except BaseException:
-                    files.release()
-                    raise
-                self._weight_folder.commit(files)
+            if self._weight_folder is None:
+                self._weight_folder = WeightFolder(self.model, lora=None, adapter=None, parent=self._weights_parent)
+            files = await compute(self._weight_folder.write, weights)
+            try:
+                if files.model is not None:
+                    await self._reload(files.model, version)
+            except BaseException:
+                files.release()
+                raise
+            self._weight_folder.commit(files)
             self.weight_version = version
             self._inconsistent = ""
-
-    async def _send_over_nccl(self, weights: Iterable[tuple[str, Any]]) -> None:
-        """Broadcast weights to the server's workers. After an error, the next update connects again."""
-        from agentfly.backends.vllm.nccl_transfer import NCCLWeightSender
-
-        def send() -> NCCLWeightSender:
-            sender = self._nccl_sender or NCCLWeightSender(self.base_url.removesuffix("/v1"))
-            sender.send(weights)
-            return sender
-
-        try:
-            async with asyncio.timeout(NCCL_SECONDS):
-                sender = await call(send)  # in a thread that can be abandoned: NCCL has no timeout of its own
-        except BaseException as error:
-            self._nccl_sender = None
-            if isinstance(error, TimeoutError):
-                raise BackendFault(f"{self.base_url} took no weights over NCCL for {NCCL_SECONDS:g} s") from error
-            raise
-        self._nccl_sender = sender
 
     async def close(self) -> None:
         """Close all connections and delete the files of weight updates."""
         if self._weight_folder is not None:
             self._weight_folder.close()
-        self._nccl_sender = None  # vLLM frees a communicator with the last reference to it
         await self._clients.close()
 
     async def _post(self, path: str, body: dict[str, Any] | None = None) -> None:
@@ -248,11 +213,11 @@ class ClientBackend(Backend):
         if not response.is_success:
             raise BackendFault(f"{url} answered {response.status_code}: {text[:500]}")
 
-    async def _reload(self, load: Callable[[], Awaitable[None]], version: int) -> None:
+    async def _reload(self, path: Path, version: int) -> None:
         """Load weights while the server pauses. Clearing the cache discards what the old weights computed."""
         await self._post("/pause?mode=wait&clear_cache=true")
         try:
-            await load()
+            await self._post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(path)}})
         except BaseException as error:
             self._inconsistent = (
                 f"the server did not take the weights of version {version}: {describe(error)}; update again"
