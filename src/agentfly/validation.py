@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import functools
-from typing import Annotated, Any, get_type_hints
+from collections.abc import Callable
+from dataclasses import field
+from typing import Annotated, Any, TypeVar, dataclass_transform, get_args, get_type_hints
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
+from pydantic.dataclasses import dataclass as pydantic_dataclass
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from agentfly.errors import ConfigError, describe
 
@@ -14,6 +18,50 @@ NonNegativeInt = Annotated[int, Field(strict=True, ge=0)]
 PositiveFloat = Annotated[float, Field(strict=True, gt=0)]
 NonNegativeFloat = Annotated[float, Field(strict=True, ge=0)]
 FiniteFloat = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+
+
+_T = TypeVar("_T")
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(Field, field))
+def record(*, kw_only: bool = False, frozen: bool = True, prefix: str = "") -> Callable[[type[_T]], type[_T]]:
+    """A dataclass that pydantic validates; `Field(default, ge=…)` declares the bounds of a field.
+
+    Raises ConfigError: `{prefix}{field} must be {requirement}, not {value}`. `__post_init__` runs after the fields.
+    """
+
+    def decorate(cls: type[_T]) -> type[_T]:
+        # pydantic takes True for 1: `steps=true` would train one step.
+        cls._refuse_bool = field_validator("*", mode="before")(classmethod(_refuse_bool))  # type: ignore[attr-defined]
+        config = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False, extra="forbid")
+        decorated = pydantic_dataclass(cls, frozen=frozen, kw_only=kw_only, config=config)
+        initialize = decorated.__init__
+
+        @functools.wraps(initialize)
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            try:
+                initialize(self, *args, **kwargs)
+            except ValidationError as error:
+                first, *_ = errors = error.errors(include_url=False)
+                name = first["loc"][0] if first["loc"] else ""
+                if first["type"] == "unexpected_keyword_argument":
+                    raise ConfigError(f"{cls.__name__} has no field {name!r}") from None
+                problems = dict.fromkeys(_describe_problem(each) for each in errors if each["loc"][:1] == (name,))
+                text = f"{prefix}{name} must be {' or '.join(problems)}, not {first['input']!r:.60}"
+                raise ConfigError(text) from None
+
+        decorated.__init__ = init  # type: ignore[method-assign]
+        return decorated  # type: ignore[return-value]
+
+    return decorate
+
+
+def _refuse_bool(cls: Any, value: Any, info: ValidationInfo) -> Any:
+    hint = cls.__pydantic_fields__[info.field_name].annotation
+    types = {hint, *get_args(hint)}
+    if isinstance(value, bool) and types & {int, float} and bool not in types:
+        raise PydanticCustomError("bool_as_number", "a number")
+    return value
 
 
 @functools.cache
@@ -49,14 +97,27 @@ def _validate(name: str, value: Any, adapter: TypeAdapter[Any], note: str) -> An
     try:
         return adapter.validate_python(value)
     except ValidationError as error:
-        problems = []
-        for each in error.errors(include_url=False):
-            problem = each["msg"].removeprefix("Input should be ").replace("a valid integer", "a whole number")
-            if each["type"] == "greater_than_equal":
-                minimum = each["ctx"]["ge"]
-                problem = f"a {'whole ' if isinstance(minimum, int) else ''}number of at least {minimum:g}"
-            problems.append(problem.replace("greater than", "a number above"))
-        raise ConfigError(f"{name} must be {' or '.join(dict.fromkeys(problems))}{note}, not {value!r}") from None
+        problems = dict.fromkeys(map(_describe_problem, error.errors(include_url=False)))
+        raise ConfigError(f"{name} must be {' or '.join(problems)}{note}, not {value!r}") from None
+
+
+_PARSED = {
+    **dict.fromkeys(("int_parsing", "int_from_float"), "a whole number"),
+    **dict.fromkeys(("float_parsing", "float_type", "bool_as_number"), "a number"),
+    **dict.fromkeys(("bool_parsing", "bool_type"), "true or false"),
+}
+"""Requirements that pydantic's messages mix with what it tried, by the type of the error."""
+
+
+def _describe_problem(error: ErrorDetails) -> str:
+    """What a value has to be, as it follows on "must be"."""
+    if error["type"] == "greater_than_equal":
+        minimum = error["ctx"]["ge"]
+        return f"a {'whole ' if isinstance(minimum, int) else ''}number of at least {minimum:g}"
+    if error["type"] in _PARSED:
+        return _PARSED[error["type"]]
+    problem = error["msg"].removeprefix("Input should be ").replace("a valid integer", "a whole number")
+    return problem.replace("less than or equal to", "at most").replace("greater than", "a number above")
 
 
 def validate_fields(instance: Any, what: str = "") -> None:

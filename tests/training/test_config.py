@@ -6,13 +6,13 @@ import json
 import subprocess
 import sys
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import pytest
 
 from agentfly.algorithms import GRPO, PPO
 from agentfly.errors import ConfigError
-from agentfly.training.config import TrainConfig, parse_overrides
+from agentfly.training.config import TrainConfig, parse_overrides, validate_overrides
 from agentfly.training.config_records import NESTED
 from agentfly.types import Sampling
 
@@ -30,7 +30,7 @@ def test_earlier_field_name_is_rejected_in_python_too() -> None:
         TrainConfig(learning_rate=1e-5)  # type: ignore[call-arg]
 
 
-def test_plain_values_become_records_and_algorithms() -> None:
+def test_records_may_be_given_as_names_and_mappings() -> None:
     config = TrainConfig(algorithm="ppo", sampling={"temperature": 0.7}, loss={"clip": [0.2, 0.3]})  # type: ignore[arg-type]
     assert config.algorithm == PPO()
     assert config.sampling == Sampling(temperature=0.7)
@@ -38,11 +38,11 @@ def test_plain_values_become_records_and_algorithms() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"learning_rat": 1}, "close ones: optimizer.learning_rate"),
-        ({"optimizer.learning_rate": "fast"}, "optimizer.learning_rate='fast'"),
-        ({"optimizer.learning_rate": 0}, "optimizer.learning_rate must be above 0"),
+        ({"optimizer.learning_rate": "fast"}, "optimizer.learning_rate must be a number, not 'fast'"),
+        ({"optimizer.learning_rate": 0}, "optimizer.learning_rate must be a number above 0, not 0"),
         ({"optimizer.learning_rate": 5}, "optimizer.learning_rate=5 destroys any model"),
         ({"algorithm": "ppo", "optimizer.critic_learning_rate": 5}, "critic_learning_rate=5 destroys any model"),
         ({"lr": 1e-6}, "write optimizer.learning_rate"),
@@ -63,9 +63,9 @@ def test_plain_values_become_records_and_algorithms() -> None:
         ({"trainer.total_epochs": 3}, "write steps"),
         ({"trainer.seed": 3}, "write seed"),
         ({"max_model_len": 3}, "write run_options.context_length"),
-        ({"steps": 0}, "steps must be at least 1"),
-        ({"steps": 1.5}, "steps=1.5"),
-        ({"loss.type": "clipp"}, "loss.type='clipp'"),
+        ({"steps": 0}, "steps must be a whole number of at least 1, not 0"),
+        ({"steps": 1.5}, "steps must be a whole number, not 1.5"),
+        ({"loss.type": "clipp"}, "loss.type must be 'clip', 'gspo', 'cispo' or 'plain', not 'clipp'"),
         ({"mini_batches": 3}, "8 tasks × 8 chains are 64 chains a step"),
         ({"num_chains": 1}, "compares the chains of a task"),
         ({"optimizer.warmup_steps": 100}, "leaves none of steps=100"),
@@ -87,15 +87,14 @@ def test_plain_values_become_records_and_algorithms() -> None:
         ({"loss.clip": (2.0, 0.2)}, "loss.clip is [low, high]"),
         ({"loss.clip": (0.2, 0.2, 0.5)}, "dual above 1 + high"),
         ({"loss.clip": (0.2, 0.2, 3.0, 4.0)}, "loss.clip is [low, high]"),
-        ({"loss.entropy_coef": float("nan")}, "loss.entropy_coef must be a number from 0"),
-        ({"kl.coef": -0.1}, "kl.coef must be a number from 0"),
-        ({"optimizer.weight_decay": -1.0}, "optimizer.weight_decay must be a number from 0"),
-        ({"optimizer.learning_rate": float("inf")}, "optimizer.learning_rate must be above 0"),
-        ({"steps": True}, "it takes no truth value"),
+        ({"loss.entropy_coef": float("nan")}, "loss.entropy_coef must be a finite number, not nan"),
+        ({"kl.coef": -0.1}, "kl.coef must be a number of at least 0, not -0.1"),
+        ({"optimizer.weight_decay": -1.0}, "optimizer.weight_decay must be a number of at least 0"),
+        ({"optimizer.learning_rate": float("inf")}, "optimizer.learning_rate must be a finite number, not inf"),
+        ({"steps": True}, "steps must be a number, not True"),
         ({"learning_rate": 1e-5}, "write optimizer.learning_rate"),
-        ({"kl_in": "reward"}, "write kl.placement"),
         ({"teacher": "tiny"}, "write teacher.model='tiny'"),
-        ({"teacher.model": "tiny", "teacher.coef": 0.0}, "teacher.coef must be above 0"),
+        ({"teacher.model": "tiny", "teacher.coef": 0.0}, "teacher.coef must be a number above 0"),
         ({"teacher.model": "tiny", "teacher.reward_coef": 1.0, "num_chains": 1}, "compares the chains of a task"),
         (
             {"teacher.model": "tiny", "teacher.base_url": "http://localhost:8000/v1", "sampling.temperature": 0.7},
@@ -105,7 +104,10 @@ def test_plain_values_become_records_and_algorithms() -> None:
             {"teacher.model": "m", "teacher.base_url": "http://localhost:8000/v1", "teacher.divergence": "exact"},
             "a server returns log-probabilities of sampled tokens only: write teacher.divergence=sampled",
         ),
-        ({"teacher.model": "tiny", "teacher.divergence": "reverse"}, "teacher.divergence='reverse'"),
+        (
+            {"teacher.model": "tiny", "teacher.divergence": "reverse"},
+            "teacher.divergence must be 'exact' or 'sampled', not 'reverse'",
+        ),
         ({"kl": 0.1}, "write kl.coef=0.1"),
         ({"loss": "gspo"}, "write loss.type='gspo'"),
         ({"optimizer.learning_rat": 1}, "Did you mean 'learning_rate'?"),
@@ -123,7 +125,7 @@ def test_plain_values_become_records_and_algorithms() -> None:
         ({"run_options": {"seed": 3}}, "run_options has 'seed'"),
         ({"model.size": 3}, "model='tiny' has nothing inside"),
         ({"loss.aggregation": "constant", "sampling.max_tokens": None}, "give sampling.max_tokens"),
-        ({"async_training.max_staleness": -1}, "async_training.max_staleness must be at least 0"),
+        ({"async_training.max_staleness": -1}, "async_training.max_staleness must be a whole number of at least 0"),
         ({"async_training": True}, "write async_training.max_staleness=…"),
         ({"async_training.max_staleness": 1}, "write loss.correction=token-truncate"),
         (
@@ -136,14 +138,14 @@ def test_plain_values_become_records_and_algorithms() -> None:
         ),
     ],
 )
-def test_invalid_values_are_rejected(changes: dict[str, Any], said: str) -> None:
+def test_invalid_values_are_rejected(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         TrainConfig().override(changes)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"kl.estimator": "k1"}, "kl.coef is 0"),
         ({"async_training.on_stale": "drop"}, "async_training.max_staleness is 0"),
@@ -165,10 +167,10 @@ def test_invalid_values_are_rejected(changes: dict[str, Any], said: str) -> None
         ({"optimizer.critic_warmup_steps": 3}, "has no critic"),
     ],
 )
-def test_field_without_effect_is_rejected(changes: dict[str, Any], said: str) -> None:
+def test_field_without_effect_is_rejected(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match="would have no effect") as caught:
         TrainConfig().override(changes)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_fields_with_an_effect_are_accepted() -> None:
@@ -207,6 +209,19 @@ def test_loggers_may_be_written_as_in_python(text: str) -> None:
 def test_text_that_is_no_literal_stays_text() -> None:
     texts = ["(draft) model", "[unclosed", "1_000"]
     assert [parse_overrides([f"model={text}"])["model"] for text in texts] == texts
+
+
+@pytest.mark.parametrize("record", [TrainConfig, *NESTED.values()])
+def test_every_number_declares_its_bounds(record: Any) -> None:
+    for name, info in record.__pydantic_fields__.items():
+        types = {info.annotation} | (set() if get_origin(info.annotation) is tuple else set(get_args(info.annotation)))
+        assert not types & {int, float} or info.metadata, f"{record.__name__}.{name} has no bounds"
+
+
+def test_fields_that_the_recipe_may_complete_pass_the_first_check() -> None:
+    validate_overrides({"mini_batches": 3, "optimizer.warmup_steps": 500, "algorithm.lam": 0.9, "kl.estimator": "k1"})
+    with pytest.raises(ConfigError, match=r"kl\.coef must be a number of at least 0, not -1"):
+        validate_overrides({"kl.coef": -1})
 
 
 def test_override_without_a_value_is_rejected() -> None:

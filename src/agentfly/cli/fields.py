@@ -128,8 +128,10 @@ def _read_class(module: str, name: str, prefix: str = "") -> Iterator[Field]:
         if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
             text = " ".join(str(below.value.value).split())
         default = "" if each.value is None else ast.unparse(each.value)
-        if "field(" in default:  # a factory: the inner fields have the defaults
-            default = {"algorithm": "'grpo'"}.get(each.target.id, "")
+        if isinstance(each.value, ast.Call) and ast.unparse(each.value.func) in ("field", "Field"):
+            # The default, or a factory, whose inner fields have the defaults.
+            defaults = [ast.unparse(keyword.value) for keyword in each.value.keywords if keyword.arg == "default"]
+            default = "".join(defaults) or {"algorithm": "'grpo'"}.get(each.target.id, "")
         yield Field(prefix + each.target.id, ast.unparse(each.annotation), default, text)
 
 

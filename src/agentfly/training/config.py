@@ -12,13 +12,11 @@ import contextlib
 import dataclasses
 import difflib
 import json
-import math
-import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any, Literal, Self
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, ValidationInfo, field_validator
 
 from agentfly.algorithms import build_algorithm
 from agentfly.algorithms.base import Algorithm, SegmentReward
@@ -26,11 +24,7 @@ from agentfly.errors import ConfigError
 from agentfly.rollout.config import ChainSettings, RunOptions, parse_sampling, parse_settings
 from agentfly.runs.loggers import validate_loggers
 from agentfly.training.config_records import (
-    CORRECTIONS,
-    FLOATS,
     FOREIGN_FIELDS,
-    LEARNING_RATE_TOO_HIGH,
-    MAX_LEARNING_RATE,
     NESTED,
     NESTED_NAMES,
     AsyncTrainingConfig,
@@ -44,9 +38,14 @@ from agentfly.training.config_records import (
     to_json,
 )
 from agentfly.types import Sampling
+from agentfly.validation import record
 
 
-@dataclass(frozen=True, kw_only=True)
+class CombinationError(ConfigError):
+    """Fields that are valid alone and do not go together."""
+
+
+@record(kw_only=True)
 class TrainConfig:
     """How an agent is trained. A nested record may be given as a mapping of its fields."""
 
@@ -57,21 +56,21 @@ class TrainConfig:
     """Sampling backend: a name, or `{"backend": name, setting: …}`."""
     template: str | None = None
     """Chat template by name; None follows the tokenizer."""
-    lora_rank: int | None = None
+    lora_rank: int | None = Field(default=None, ge=1)
     """Rank of LoRA adapters; None trains all weights."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: slower, with much less memory."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Data type of the learner's matrix products; weights are float32. auto: bfloat16 where that is fast."""
-    gpus: int = 1
+    gpus: int = Field(default=1, ge=1)
     """GPUs of this machine that the learner is sharded over, one process each; with several machines use torchrun."""
 
     # ── rollout ──
-    tasks_per_step: int = 8
+    tasks_per_step: int = Field(default=8, ge=1)
     """Tasks per training step."""
-    num_chains: int = 8
+    num_chains: int = Field(default=8, ge=1)
     """Chains per task."""
-    max_turns: int = 10
+    max_turns: int = Field(default=10, ge=1)
     """Maximum turns per chain."""
     sampling: Sampling = field(default_factory=Sampling)
     run_options: Mapping[str, Any] = field(default_factory=dict)
@@ -89,19 +88,19 @@ class TrainConfig:
     """Groups whose chains all have the same reward: skipped, kept, replaced by other tasks, or avoided by preferring
     tasks of medium success. None skips them where the algorithm compares within groups and no teacher is used."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    epochs: int = 1
+    epochs: int = Field(default=1, ge=1)
     """Passes over each batch."""
-    mini_batches: int = 1
+    mini_batches: int = Field(default=1, ge=1)
     """Optimizer steps per pass."""
-    micro_batch_tokens: int = 16384
+    micro_batch_tokens: int = Field(default=16384, ge=1)
     """Maximum tokens in one forward pass of the learner."""
     async_training: AsyncTrainingConfig = field(default_factory=AsyncTrainingConfig)
     vision: VisionConfig = field(default_factory=VisionConfig)
 
     # ── run ──
-    steps: int = 100
+    steps: int = Field(default=100, ge=1)
     """Training steps."""
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
     """Seed of task order, sampling and initialization."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
@@ -114,31 +113,27 @@ class TrainConfig:
                 raise ConfigError(_unknown_field(name))
         return super().__new__(cls)
 
+    @field_validator("algorithm", "sampling", "loggers", mode="plain")
+    @classmethod
+    def _parse(cls, value: Any, info: ValidationInfo) -> Any:
+        return _PARSERS[str(info.field_name)](value)
+
+    @field_validator(*NESTED, mode="before")
+    @classmethod
+    def _parse_nested(cls, value: Any, info: ValidationInfo) -> Any:
+        return _parse_record(str(info.field_name), value)
+
     def __post_init__(self) -> None:
-        hints = typing.get_type_hints(TrainConfig)
-        for each in fields(self):
-            object.__setattr__(self, each.name, _parse_field(each.name, getattr(self, each.name), hints[each.name]))
         allowed = sorted(set(RunOptions.__annotations__) - {"observer", "seed", "sampling"})  # those the trainer sets
         for name in self.run_options:
             if name not in allowed:
                 raise ConfigError(f"run_options has {name!r}; it may have {', '.join(allowed)}")
-        self.chain_settings()  # raises where they are wrong
-        for name, value in self.flat().items():
-            if isinstance(value, bool) or not isinstance(value, int | float) or name.startswith("sampling."):
-                continue  # sampling is validated when it is parsed
-            if isinstance(value, int) and name not in FLOATS:
-                least = 0 if name.endswith(("warmup_steps", "seed", "max_staleness")) else 1
-                if value < least:
-                    raise ConfigError(f"{name} must be at least {least}, not {value}")
-            elif name in ("kl.coef", "teacher.reward_coef", "optimizer.weight_decay", "loss.entropy_coef"):
-                if not 0 <= value < math.inf:
-                    raise ConfigError(f"{name} must be a number from 0, not {value}")
-            elif not 0 < value < math.inf:
-                raise ConfigError(f"{name} must be above 0, not {value}")
-            elif name.endswith("learning_rate") and value > MAX_LEARNING_RATE:
-                raise ConfigError(LEARNING_RATE_TOO_HIGH.format(name=name, rate=value))
-        self._validate_combinations()
-        self._refuse_fields_without_effect()
+        try:
+            self.chain_settings()  # raises where the options do not fit together
+            self._validate_combinations()
+            self._refuse_fields_without_effect()
+        except ConfigError as error:
+            raise CombinationError(str(error)) from error
 
     @property
     def chains_per_step(self) -> int:
@@ -210,7 +205,7 @@ class TrainConfig:
         for name, missed in (("warmup_steps", "at the full rate"), ("critic_warmup_steps", "to the policy")):
             warmup = getattr(config.optimizer, name)
             if warmup >= config.steps and changes.keys() & {"optimizer", f"optimizer.{name}"}:
-                raise ConfigError(
+                raise CombinationError(
                     f"optimizer.{name}={warmup} leaves none of steps={config.steps} {missed}: raise steps, or lower "
                     f"optimizer.{name} (0: none)"
                 )
@@ -236,21 +231,10 @@ class TrainConfig:
             )
         if self.num_chains < self.min_chains:
             raise ConfigError(f"{self.algorithm} compares the chains of a task: num_chains must be at least 2")
-        loss = self.loss
-        if not 1 < loss.correction_cap < math.inf:
-            raise ConfigError(f"loss.correction_cap is a ratio above 1, not {loss.correction_cap}")
-        if loss.correction not in (None, *CORRECTIONS):
-            raise ConfigError(f"there is no correction {loss.correction!r}; there are {', '.join(CORRECTIONS)}, None")
-        low, high, dual = (*loss.clip, math.inf)[:3] if 2 <= len(loss.clip) <= 3 else (math.nan,) * 3
-        if not (0 <= low <= 1 and 0 <= high < math.inf and dual > 1 + high):
-            raise ConfigError(
-                f"loss.clip is [low, high], or [low, high, dual] with dual above 1 + high, such as [0.2, 0.28]; "
-                f"not {list(loss.clip)}"
-            )
-        if loss.aggregation == "constant" and self.longest_chain is None:
+        if self.loss.aggregation == "constant" and self.longest_chain is None:
             raise ConfigError("loss.aggregation='constant' divides by the longest chain: give sampling.max_tokens")
         staleness = self.async_training.max_staleness
-        if staleness and loss.correction is None and self.has_surrogate:
+        if staleness and self.loss.correction is None and self.has_surrogate:
             raise ConfigError(
                 f"async_training.max_staleness={staleness} trains tokens that older weights sampled, and "
                 "loss.correction=None would ignore that: write loss.correction=token-truncate"
@@ -287,7 +271,7 @@ class TrainConfig:
 
     def _refuse_fields_without_effect(self) -> None:
         """A field that was set and does nothing is a misunderstanding."""
-        unused: list[tuple[str, Any, str, str]] = []  # record name, record, field, reason
+        unused: list[tuple[str, Any, str, str]] = []  # group, its record, field, reason
         if not self.kl.coef:
             unused += [("kl", self.kl, name, "kl.coef is 0") for name in ("estimator", "placement", "target")]
         if self.teacher.model is None:
@@ -318,9 +302,9 @@ class TrainConfig:
         if not self.async_training.max_staleness:
             reason = "async_training.max_staleness is 0"
             unused.append(("async_training", self.async_training, "on_stale", reason))
-        for head, record, name, reason in unused:
-            if getattr(record, name) != getattr(type(record)(), name):
-                raise ConfigError(f"{head}.{name}={getattr(record, name)!r} would have no effect: {reason}")
+        for head, group, name, reason in unused:
+            if getattr(group, name) != getattr(type(group)(), name):
+                raise ConfigError(f"{head}.{name}={getattr(group, name)!r} would have no effect: {reason}")
         if len(self.loss.clip) == 3 and self.loss.type != "clip":
             raise ConfigError(
                 f"the third number of loss.clip would have no effect: loss.type={self.loss.type!r} has no dual clip"
@@ -366,45 +350,29 @@ def find_field(name: str) -> str | None:
 
 def validate_overrides(overrides: Mapping[str, Any]) -> None:
     """Refuse overrides that are wrong for any configuration: unknown fields, and values of a wrong type."""
-    hints = typing.get_type_hints(TrainConfig)
+    settings = {}
     for name, value in overrides.items():
-        head, dot, inner = name.partition(".")
-        if head not in hints:
+        head, dot, _ = name.partition(".")
+        if head not in TrainConfig.__dataclass_fields__:
             raise ConfigError(_unknown_field(name))
-        if not dot:
-            _parse_field(head, value, hints[head])
-        elif head in NESTED:
-            _override_inner(head, NESTED[head](), inner, value)
-        elif head == "sampling":
-            parse_sampling({inner: value})
+        if not dot or head in NESTED or head == "sampling":  # what else has inner fields depends on the recipe
+            settings[name] = value
+    with contextlib.suppress(CombinationError):  # the recipe may set the fields that these depend on
+        TrainConfig().override(settings)
 
 
-def _parse_field(name: str, value: Any, hint: Any) -> Any:
-    """The value in the type that its field declares."""
-    if name in _PARSERS:
-        return _PARSERS[name](value)
-    if name in NESTED:
-        if isinstance(value, Mapping):
-            record = NESTED[name]()
-            for inner, each in value.items():
-                record = _override_inner(name, record, inner, each)
-            return record
-        if not isinstance(value, NESTED[name]):
-            first = fields(NESTED[name])[0].name
-            inner = "…" if isinstance(value, bool) else f"{value!r:.60}"
-            raise ConfigError(f"{name}={value!r:.60}: {name} is a group of fields; write {name}.{first}={inner}")
-        value = {each.name: getattr(value, each.name) for each in fields(value)}
-        hints = typing.get_type_hints(NESTED[name])
-        return NESTED[name](**{key: _parse_field(f"{name}.{key}", each, hints[key]) for key, each in value.items()})
-    if isinstance(value, str) and typing.get_origin(hint) is tuple:  # 0.2,0.28 on the command line
-        value = value.split(",")
-    if isinstance(value, bool) and hint is not bool:
-        raise ConfigError(f"{name}={value!r}: it takes no truth value")
-    try:
-        return TypeAdapter(hint).validate_python(value)
-    except ValidationError as error:
-        messages = "; ".join(dict.fromkeys(each["msg"] for each in error.errors()))
-        raise ConfigError(f"{name}={value!r:.60}: {messages}") from None
+def _parse_record(name: str, value: Any) -> Any:
+    """A nested record, from itself or from a mapping of its fields."""
+    if isinstance(value, Mapping):
+        changed = NESTED[name]()
+        for inner, setting in value.items():
+            changed = _override_inner(name, changed, inner, setting)
+        return changed
+    if not isinstance(value, NESTED[name]):
+        first = fields(NESTED[name])[0].name
+        inner = "…" if isinstance(value, bool) else f"{value!r:.60}"
+        raise ConfigError(f"{name}={value!r:.60}: {name} is a group of fields; write {name}.{first}={inner}")
+    return value
 
 
 def _override_inner(head: str, value: Any, inner: str, new: Any) -> Any:
@@ -412,7 +380,7 @@ def _override_inner(head: str, value: Any, inner: str, new: Any) -> Any:
     if isinstance(value, str) and head in ("algorithm", "backend"):
         value = {"backend": value} if head == "backend" else build_algorithm(value)
     if head in NESTED and isinstance(value, Mapping):
-        value = _parse_field(head, value, None)
+        value = _parse_record(head, value)
     if isinstance(value, Mapping):
         return {**value, inner: new}
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
@@ -426,8 +394,6 @@ def _override_inner(head: str, value: Any, inner: str, new: Any) -> Any:
         if meant := FOREIGN_FIELDS.get(inner.rpartition(".")[2]):
             hint = f". Write {meant}"
         raise ConfigError(f"{owner} has no {inner!r}; {has}{hint}")
-    if head in NESTED:
-        new = _parse_field(f"{head}.{inner}", new, typing.get_type_hints(NESTED[head])[inner])
     return dataclasses.replace(value, **{inner: new})
 
 

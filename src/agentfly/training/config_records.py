@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from types import NoneType
 from typing import Any, Literal
 
+from pydantic import Field, ValidationInfo, field_validator
+
 from agentfly.algorithms.base import Algorithm
+from agentfly.errors import ConfigError
 from agentfly.types import Sampling
+from agentfly.validation import record
 
 CORRECTIONS = [f"{level}-{mode}" for level in ("token", "sequence", "geometric") for mode in ("truncate", "mask")]
 """Values of `loss.correction`."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True, prefix="loss.")
 class LossConfig:
     """The policy loss."""
 
@@ -24,29 +29,44 @@ class LossConfig:
     """How far the ratio may go below and above 1; a third number bounds it where the advantage is negative."""
     aggregation: Literal["token", "sequence", "constant"] = "token"
     """Mean over tokens, mean over sequences of their token means, or sum over tokens divided by a constant length."""
-    entropy_coef: float = 0.0
+    entropy_coef: float = Field(default=0.0, ge=0)
     """Entropy bonus coefficient."""
     correction: str | None = None
     """Importance-sampling correction for sampler/learner mismatch: token, sequence or geometric, -truncate or -mask."""
-    correction_cap: float = 2.0
+    correction_cap: float = Field(default=2.0, gt=1)
     """Importance ratio above which the correction truncates or masks."""
 
+    @field_validator("clip", mode="before")
+    @classmethod
+    def _split_text(cls, clip: Any) -> Any:
+        return clip.split(",") if isinstance(clip, str) else clip  # 0.2,0.28 on the command line
 
-@dataclass(frozen=True, kw_only=True)
+    def __post_init__(self) -> None:
+        if self.correction not in (None, *CORRECTIONS):
+            raise ConfigError(f"there is no correction {self.correction!r}; there are {', '.join(CORRECTIONS)}, None")
+        low, high, dual = (*self.clip, math.inf)[:3] if 2 <= len(self.clip) <= 3 else (math.nan,) * 3
+        if not (0 <= low <= 1 and high >= 0 and dual > 1 + high):
+            raise ConfigError(
+                f"loss.clip is [low, high], or [low, high, dual] with dual above 1 + high, such as [0.2, 0.28]; "
+                f"not {list(self.clip)}"
+            )
+
+
+@record(kw_only=True, prefix="kl.")
 class KLConfig:
     """The KL penalty against the initial policy."""
 
-    coef: float = 0.0
+    coef: float = Field(default=0.0, ge=0)
     """KL coefficient. 0 disables the reference model."""
     estimator: Literal["k1", "k2", "k3"] = "k3"
     """KL estimator per token; see `agentfly.algorithms.kl`."""
     placement: Literal["loss", "reward"] = "loss"
     """Whether KL is a term of the loss or is subtracted from the reward."""
-    target: float | None = None
+    target: float | None = Field(default=None, gt=0)
     """KL divergence per token, in nats, that the coefficient is adapted to; None keeps it constant."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True, prefix="teacher.")
 class TeacherConfig:
     """On-policy distillation: the reverse KL divergence to a teacher, per token of the student's own chains."""
 
@@ -57,9 +77,9 @@ class TeacherConfig:
     divergence: Literal["exact", "sampled"] | None = None
     """exact: a loss term, summed over the vocabulary; sampled: an advantage, log π_teacher − log π of the sampled
     token. None is exact, and sampled with a server, which returns no more than that."""
-    coef: float = 1.0
+    coef: float = Field(default=1.0, gt=0)
     """Factor on the divergence."""
-    reward_coef: float = 0.0
+    reward_coef: float = Field(default=0.0, ge=0)
     """Factor on the algorithm's advantages; 0 learns from the teacher alone."""
 
     @property
@@ -68,59 +88,66 @@ class TeacherConfig:
         return self.model is not None and self.base_url is None and self.divergence != "sampled"
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True, prefix="optimizer.")
 class OptimizerConfig:
     """AdamW and its learning-rate schedule."""
 
-    learning_rate: float = 1e-6
+    learning_rate: float = Field(default=1e-6, gt=0)
     """Peak learning rate."""
-    critic_learning_rate: float | None = None
+    critic_learning_rate: float | None = Field(default=None, gt=0)
     """Peak learning rate of the critic; None is `learning_rate`. Refused without a critic."""
-    critic_warmup_steps: int = 0
+    critic_warmup_steps: int = Field(default=0, ge=0)
     """Training steps at the start in which only the critic is updated. Refused without a critic."""
-    weight_decay: float = 0.0
+    weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled weight decay of matrices."""
-    warmup_steps: int = 0
+    warmup_steps: int = Field(default=0, ge=0)
     """Training steps of linear warm-up."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Learning rate after the warm-up; linear and cosine decay to 0 at the last step."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: float = Field(default=1.0, gt=0)
     """Norm that gradients are clipped to."""
 
+    @field_validator("learning_rate", "critic_learning_rate")
+    @classmethod
+    def _refuse_high_rate(cls, rate: float | None, info: ValidationInfo) -> float | None:
+        if rate is not None and rate > MAX_LEARNING_RATE:
+            raise ConfigError(LEARNING_RATE_TOO_HIGH.format(name=f"optimizer.{info.field_name}", rate=rate))
+        return rate
 
-@dataclass(frozen=True, kw_only=True)
+
+@record(kw_only=True, prefix="evaluation.")
 class EvaluationConfig:
     """Evaluation on held-out tasks during training."""
 
-    every: int | None = None
+    every: int | None = Field(default=None, ge=1)
     """Training steps between evaluations; None evaluates before the first step and after the last."""
-    chains: int = 1
+    chains: int = Field(default=1, ge=1)
     """Sampled chains per held-out task; one greedy chain is added."""
-    tasks: int | None = None
+    tasks: int | None = Field(default=None, ge=1)
     """Number of held-out tasks, from the first on; None evaluates all."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True, prefix="checkpoint.")
 class CheckpointConfig:
     """When checkpoints are written, and how many are retained."""
 
-    every: int = 10
+    every: int = Field(default=10, ge=1)
     """Training steps between checkpoints; the last step always has one."""
-    keep: int = 2
+    keep: int = Field(default=2, ge=1)
     """Newest checkpoints to retain; the one with the best evaluation is retained as well."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True, prefix="async_training.")
 class AsyncTrainingConfig:
     """Rollout and update at the same time, with bounded staleness."""
 
-    max_staleness: int = 0
+    max_staleness: int = Field(default=0, ge=0)
     """Maximum age of a trained token in updates since the weights that sampled it; 0 samples and updates in turn."""
     on_stale: Literal["drop", "recompute"] = "recompute"
     """What happens to a group that becomes too old: its task is skipped, or its chains run again from the start."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True, prefix="vision.")
 class VisionConfig:
     """Training of a vision model."""
 
@@ -144,12 +171,10 @@ NESTED: dict[str, Any] = {
     "vision": VisionConfig,
 }
 """Nested records by the name of their field in TrainConfig."""
-FLOATS = {f"{name}.{each.name}" for name, cls in NESTED.items() for each in fields(cls) if "float" in str(each.type)}
-"""Dotted names of the nested fields that hold a float."""
 NESTED_NAMES = {
-    "recompute": "gradient_checkpointing", "clip": "loss.clip", "aggregation": "loss.aggregation",
+    "clip": "loss.clip", "aggregation": "loss.aggregation",
     "entropy": "loss.entropy_coef", "correction": "loss.correction", "correction_cap": "loss.correction_cap",
-    "kl_estimator": "kl.estimator", "kl_in": "kl.placement", "kl_target": "kl.target", "save_every": "checkpoint.every",
+    "kl_estimator": "kl.estimator", "kl_target": "kl.target", "save_every": "checkpoint.every",
     "keep": "checkpoint.keep", "eval_every": "evaluation.every", "eval_chains": "evaluation.chains",
     "eval_tasks": "evaluation.tasks", "distillation": "teacher.model", "max_staleness": "async_training.max_staleness",
     "on_stale": "async_training.on_stale",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from agentfly.agent import BaseAgent
@@ -11,6 +11,7 @@ from agentfly.errors import ConfigError
 from agentfly.rollout.scheduler import validate_run
 from agentfly.templates.template import History
 from agentfly.training.config import TrainConfig
+from agentfly.training.config_records import EvaluationConfig
 from agentfly.types import Task
 
 
@@ -29,10 +30,10 @@ class TrainPlan:
 
     def __post_init__(self) -> None:
         evaluation = self.config.evaluation
-        for each in fields(evaluation):
-            value = getattr(evaluation, each.name)
-            if not self.eval_tasks and value != each.default:
-                raise ConfigError(f"evaluation.{each.name}={value} would have no effect: there are no eval_tasks")
+        for name, default in asdict(EvaluationConfig()).items():
+            value = getattr(evaluation, name)
+            if not self.eval_tasks and value != default:
+                raise ConfigError(f"evaluation.{name}={value} would have no effect: there are no eval_tasks")
         if evaluation.tasks is not None:
             if evaluation.tasks > (there := len(self.eval_tasks)):
                 raise ConfigError(f"evaluation.tasks={evaluation.tasks}, but there are {there} eval_tasks; give fewer")
