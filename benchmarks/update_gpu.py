@@ -30,6 +30,7 @@ from agentfly.training import logprobs
 from agentfly.training import model as training_model
 from agentfly.training.batch import Sample
 from agentfly.training.config import TrainConfig
+from agentfly.training.config_records import UpdateConfig
 from agentfly.training.local_learner import LocalLearner
 from agentfly.training.lora import add_lora
 from agentfly.training.memory import MemoryPlan, ModelSize, device_memory, plan_memory
@@ -121,14 +122,14 @@ def build_learner(shape: str, device: torch.device, variant: Variant) -> LocalLe
     model = build_model(shape, device.type, torch.bfloat16 if low else torch.float32)
     if variant.lora_rank is not None:
         model = add_lora(model, variant.lora_rank)
-    settings: dict[str, Any] = {
-        "micro_batch_tokens": variant.micro_batch,
-        "gradient_checkpointing": variant.checkpointing,
-        "precision": "auto" if device.type == "cuda" else "float32",
-    }
+    update = UpdateConfig(
+        micro_batch_tokens=variant.micro_batch,
+        gradient_checkpointing=variant.checkpointing,
+        precision="auto" if device.type == "cuda" else "float32",
+    )
     if variant.sharded:
-        return ShardedLearner(model, ranks=join_ranks(device), **settings)
-    return LocalLearner(model, **settings)
+        return ShardedLearner(model, ranks=join_ranks(device), update=update)
+    return LocalLearner(model, update=update)
 
 
 def plan_variant(shape: str, device: torch.device, variant: Variant) -> MemoryPlan:

@@ -37,6 +37,7 @@ from agentfly.models.tiny import build_tokenizer
 from agentfly.templates import load_template
 from agentfly.templates.tokenizer import load_tokenizer
 from agentfly.training.batch import Sample
+from agentfly.training.config_records import UpdateConfig
 from agentfly.training.local_learner import LocalLearner
 from agentfly.types import Image, Sampling
 from agentfly.vision import ImageProcessor, load_image_processor
@@ -65,13 +66,8 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }  # fmt: skip
 """Text and vision configuration. `test` is no published shape: it is for smoke runs on a CPU."""
 
-VARIANTS: dict[str, dict[str, Any]] = {
-    "frozen": {},
-    "frozen-checkpointing": {"gradient_checkpointing": True},
-    "trained-checkpointing": {"gradient_checkpointing": True, "train_tower": True},
-    "trained": {"train_tower": True},
-}
-"""Settings of the learner by variant: the vision tower is frozen or trained, with and without checkpointing."""
+VARIANTS = ("frozen", "frozen-checkpointing", "trained-checkpointing", "trained")
+"""The vision tower is frozen or trained, with and without gradient checkpointing."""
 
 
 def write_folder(shape: str, folder: Path) -> None:
@@ -226,7 +222,11 @@ def measure_training(folder: Path, device: torch.device, options: argparse.Names
         learner = None
         try:
             learner = LocalLearner(
-                build_model(folder, device, torch.float32), micro_batch_tokens=options.micro_batch, **VARIANTS[name]
+                build_model(folder, device, torch.float32),
+                update=UpdateConfig(
+                    micro_batch_tokens=options.micro_batch, gradient_checkpointing="checkpointing" in name
+                ),
+                train_tower=name.startswith("trained"),
             )
             samples = build_samples(processor, options.chains // 4, 4)
             learner.update(samples)

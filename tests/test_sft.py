@@ -24,6 +24,7 @@ from agentfly.sft import SftStep, demonstration_segments, measure_fit, train_sft
 from agentfly.training.local_learner import LocalLearner  # noqa: E402
 from agentfly.trajectory import Trajectory  # noqa: E402
 from agentfly.types import Message, Task  # noqa: E402
+from tests.training.pieces import make_learner  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -40,8 +41,7 @@ def rows(count: int) -> list[dict[str, Any]]:
 
 def learner_of(folder: Path, **settings: Any) -> LocalLearner:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    settings = {"loss": Loss("plain"), "learning_rate": 1e-2, "precision": "float32", **settings}
-    return LocalLearner(model, **settings)
+    return make_learner(model, **{"loss": Loss("plain"), **settings})
 
 
 async def shown(folder: Path, count: int) -> list[Trajectory]:

@@ -5,6 +5,7 @@ import torch
 
 from agentfly.algorithms.base import SegmentArrays
 from agentfly.training.batch import Sample
+from agentfly.training.config_records import OptimizerConfig, UpdateConfig
 from agentfly.training.local_learner import LocalLearner
 from benchmarks.sides.update_work import LEARNING_RATE, Chain, Work, measure
 
@@ -25,7 +26,9 @@ def main() -> None:
     torch.set_num_threads(1)
     work = Work.from_arguments()
     learner = LocalLearner(
-        work.model(), learning_rate=LEARNING_RATE, micro_batch_tokens=round(TOKENS * work.scale), precision="float32"
+        work.model(),
+        optimizer=OptimizerConfig(learning_rate=LEARNING_RATE),
+        update=UpdateConfig(micro_batch_tokens=round(TOKENS * work.scale), precision="float32"),
     )
     samples = [sample_of(chain) for chain in work.trajectories()]
     measure(work, lambda: learner.update(samples)["policy/grad_norm"])

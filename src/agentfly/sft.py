@@ -21,6 +21,7 @@ from agentfly.backends.engine.loading import load_model, max_positions, resolve_
 from agentfly.errors import ConfigError, DataError
 from agentfly.models import resolve
 from agentfly.training.batch import Sample, split_micro_batches
+from agentfly.training.config_records import OptimizerConfig, UpdateConfig
 from agentfly.training.local_learner import LocalLearner
 from agentfly.training.model import Backbone
 from agentfly.trajectory import Trajectory
@@ -65,12 +66,9 @@ def build_sft_learner(
     return LocalLearner(
         load_model(resolve(model), resolve_device(None), torch.float32),
         loss=Loss("plain"),
-        learning_rate=learning_rate,
-        schedule="linear",
-        total_steps=steps,
-        warmup_steps=steps // 20,
+        optimizer=OptimizerConfig(learning_rate=learning_rate, schedule="linear", warmup_steps=steps // 20),
+        update=UpdateConfig(total_steps=steps, seed=seed),
         train_tower=train_tower,
-        seed=seed,
     )
 
 

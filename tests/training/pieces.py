@@ -1,11 +1,15 @@
 """Segments and samples of random tokens for the learner."""
 
+from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
 from agentfly.algorithms.base import SegmentArrays
 from agentfly.training.batch import Sample
+from agentfly.training.config_records import OptimizerConfig, UpdateConfig
+from agentfly.training.local_learner import LocalLearner
 from tests.backends.engine.tiny import VOCABULARY
 
 
@@ -34,3 +38,13 @@ def sample_of(segment: SegmentArrays, seed: int = 0, **fields: Any) -> Sample:
 
 def samples(*lengths: int, **fields: Any) -> list[Sample]:
     return [sample(length, seed, **fields) for seed, length in enumerate(lengths)]
+
+
+def make_learner(model: Any, make: Callable[..., LocalLearner] = LocalLearner, **settings: Any) -> LocalLearner:
+    """A learner in float32; settings: its arguments, and the fields of its records."""
+    settings = {"learning_rate": 1e-2, "precision": "float32", **settings}
+    records = {
+        name: cls(**{field.name: settings.pop(field.name) for field in fields(cls) if field.name in settings})
+        for name, cls in (("optimizer", OptimizerConfig), ("update", UpdateConfig))
+    }
+    return make(model, **records, **settings)

@@ -19,13 +19,14 @@ from agentfly.backends.engine.loading import load_model
 from agentfly.backends.engine.vision import takes_images
 from agentfly.errors import BackendFault, NonFiniteError, RankError, describe
 from agentfly.training.batch import Sample
+from agentfly.training.config_records import UpdateConfig
 from agentfly.training.local_learner import LocalLearner
 from agentfly.training.lora import add_lora
 from agentfly.training.sharded_learner import ShardedLearner
 from agentfly.training.sharding import Ranks, gather
 from agentfly.types import Completion, Message, Sampling
 from tests.backends.engine.tiny import CONFIG, model_of
-from tests.training.pieces import sample_of, samples
+from tests.training.pieces import make_learner, sample_of, samples
 from tests.vision_models import make_segments, open_template, picture
 
 LENGTHS = (30, 5, 17, 40, 9, 2, 61, 33, 12, 25, 48)
@@ -46,10 +47,10 @@ def build(case: str, folder: Path, make: Callable[..., LocalLearner] = LocalLear
         model = load_model(str(folder / "vision-model"), torch.device("cpu"), torch.float32)
     if case == "lora":
         model = add_lora(model, 4, seed=0)
-    settings = {"learning_rate": 1e-3, "precision": "float32", "micro_batch_tokens": 100, **CASES[case]}
+    settings = {"learning_rate": 1e-3, "micro_batch_tokens": 100, **CASES[case]}
     if case in ("grpo", "kl"):
         settings["teacher"] = model_of(seed=1, config=LlamaConfig(**{**CONFIG.to_dict(), "num_hidden_layers": 1}))
-    learner: Any = make(model, **settings, **placement)
+    learner: Any = make_learner(model, make, **settings, **placement)
     learner.gradients = {}
     for optimizer, prefix in ((learner._optimizer, ""), (learner._critic and learner._critic.optimizer, "critic/")):
         if optimizer is not None:
@@ -195,7 +196,7 @@ def run_rank(environment: dict[str, str], output: Path, folder: Path, how_to_fai
         if case == "vision":
             results["completions"] = asyncio.run(sample_with_an_image(learner))
         ranks.broadcast(None)
-    learner = ShardedLearner(model_of(), ranks=ranks, precision="float32")
+    learner = ShardedLearner(model_of(), ranks=ranks, update=UpdateConfig(precision="float32"))
     if ranks.leads:
         results["not finite"] = refuse_broken_samples(learner)
         ranks.broadcast(None)

@@ -14,10 +14,9 @@ from torch._dynamo.backends.common import aot_autograd
 
 from agentfly.backends.engine.model_runner import compile_layers
 from agentfly.training import logprobs
-from agentfly.training.local_learner import LocalLearner
 from agentfly.training.lora import add_lora
 from tests.backends.engine.tiny import model_of
-from tests.training.pieces import samples
+from tests.training.pieces import make_learner, samples
 
 pytestmark = [
     pytest.mark.slow_smoke,
@@ -28,7 +27,7 @@ pytestmark = [
 
 def gradients(*, compiled: bool, checkpointing: bool) -> dict[str, torch.Tensor]:
     """The gradients of one update over padded rows, as on a GPU."""
-    learner = LocalLearner(model_of(), precision="float32", gradient_checkpointing=checkpointing)
+    learner = make_learner(model_of(), gradient_checkpointing=checkpointing)
     backbone = learner._policy.backbone
     backbone.packed = False
     backbone.model.set_attn_implementation("sdpa")

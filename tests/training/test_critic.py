@@ -13,16 +13,15 @@ from agentfly.training.local_learner import LocalLearner  # noqa: E402
 from agentfly.training.lora import add_lora  # noqa: E402
 from tests.backends.engine.test_architectures import PACKED, PLAIN, built  # noqa: E402
 from tests.backends.engine.tiny import model_of  # noqa: E402
-from tests.training.pieces import piece, sample, samples  # noqa: E402
+from tests.training.pieces import make_learner, piece, sample, samples  # noqa: E402
 
 LENGTHS = (30, 5, 17)
+UNMOVED = 1e-45
+"""A learning rate that changes no weight."""
 
 
 def learner_of(model: Any, **settings: Any) -> LocalLearner:
-    return LocalLearner(
-        model,
-        **{"critic": True, "precision": "float32", "learning_rate": 0.0, "critic_learning_rate": 1e-2, **settings},
-    )
+    return make_learner(model, **{"critic": True, "learning_rate": UNMOVED, "critic_learning_rate": 1e-2, **settings})
 
 
 def test_values_are_initially_zero_and_defined_before_sampled_tokens() -> None:
@@ -78,7 +77,7 @@ def test_the_policy_is_not_moved_by_the_critic_nor_the_critic_by_the_policy() ->
     learner = learner_of(model)
     learner.update(samples(*LENGTHS))
     assert all(torch.equal(each, was) for each, was in zip(model.parameters(), before, strict=True))
-    other = learner_of(model, learning_rate=1e-2, critic_learning_rate=0.0)
+    other = learner_of(model, learning_rate=1e-2, critic_learning_rate=UNMOVED)
     other.update(samples(*LENGTHS))
     assert not any(each.any() for each in other.values([piece(20)]))
     assert not torch.equal(next(model.parameters()), before[0])

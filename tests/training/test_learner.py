@@ -30,13 +30,9 @@ from agentfly.training.lora import add_lora  # noqa: E402
 from agentfly.training.optimizer import LRSchedule, describe_unusual_rate  # noqa: E402, describe_unusual_rate
 from tests.backends.engine.test_architectures import PLAIN, built  # noqa: E402
 from tests.backends.engine.tiny import CONFIG, VOCABULARY, model_of  # noqa: E402
-from tests.training.pieces import piece, sample, samples  # noqa: E402
+from tests.training.pieces import make_learner, piece, sample, samples  # noqa: E402
 
 LENGTHS = (30, 5, 17, 40, 9, 2)
-
-
-def learner_of(model: Any, **settings: Any) -> LocalLearner:
-    return LocalLearner(model, **{"learning_rate": 1e-2, "precision": "float32", **settings})
 
 
 def flat(model: Any) -> Tensor:
@@ -46,7 +42,7 @@ def flat(model: Any) -> Tensor:
 def gradient(model: Any, given: list[Sample], **settings: Any) -> Tensor:
     """The gradient of an update, which plain descent with a rate of 1 would subtract."""
     caught: list[Tensor] = []
-    learner = learner_of(model, **settings)
+    learner = make_learner(model, **settings)
     step = learner._optimizer.step
 
     def catch(update: int) -> float:
@@ -62,7 +58,7 @@ def gradient(model: Any, given: list[Sample], **settings: Any) -> Tensor:
 
 @pytest.mark.parametrize("mini_batches", [1, 2])
 def test_an_update_records_the_logprobs_before_it(mini_batches: int) -> None:
-    learner = learner_of(model_of(), mini_batches=mini_batches)
+    learner = make_learner(model_of(), mini_batches=mini_batches)
     given = [replace(each, name=f"0/{index}#0") for index, each in enumerate(samples(*LENGTHS))]
     scores = learner.score([each.segment for each in given], 1.0)
     learner.update(given)
@@ -135,11 +131,11 @@ def test_gradient_of_the_divergence_to_a_teacher_equals_the_formula(
 def test_divergence_to_a_teacher_is_measured_and_reaches_zero() -> None:
     given = [replace(each, advantages=np.zeros_like(each.advantages)) for each in samples(*LENGTHS)]
     teacher = model_of(seed=1)
-    learner = learner_of(model_of(), loss=Loss(teacher_coef=2.0), teacher=teacher)
+    learner = make_learner(model_of(), loss=Loss(teacher_coef=2.0), teacher=teacher)
     first = learner.update(given)
     assert first["policy/loss"] == pytest.approx(2 * first["policy/teacher_kl"], rel=1e-5)
     assert first["policy/teacher_kl"] > 0.1
-    same = learner_of(model_of(seed=1), loss=Loss(teacher_coef=2.0), teacher=teacher).update(given)
+    same = make_learner(model_of(seed=1), loss=Loss(teacher_coef=2.0), teacher=teacher).update(given)
     assert same["policy/teacher_kl"] == pytest.approx(0, abs=1e-6)
     assert same["policy/grad_norm"] == pytest.approx(0, abs=1e-5)
 
@@ -147,14 +143,14 @@ def test_divergence_to_a_teacher_is_measured_and_reaches_zero() -> None:
 def test_teacher_without_comparable_logits_is_refused() -> None:
     loss = Loss(teacher_coef=1.0)
     with pytest.raises(ConfigError, match="make the learner with teacher=model"):
-        learner_of(model_of(), loss=loss)
+        make_learner(model_of(), loss=loss)
     fewer = model_of(config=LlamaConfig(**{**CONFIG.to_dict(), "vocab_size": 290}))
     with pytest.raises(ConfigError, match=r"the teacher has 290 of the 300 .*: write teacher.divergence=sampled"):
-        learner_of(model_of(), loss=loss, teacher=fewer)
+        make_learner(model_of(), loss=loss, teacher=fewer)
     custom = model_of()
     custom.lm_head.register_forward_hook(lambda _, __, out: out.sin())
     with pytest.raises(ConfigError, match="needs heads that are plain linear layers"):
-        learner_of(model_of(), loss=loss, teacher=custom)
+        make_learner(model_of(), loss=loss, teacher=custom)
 
 
 def test_padded_rows_give_the_same_gradient() -> None:
@@ -177,7 +173,7 @@ def test_nothing_is_read_from_the_device_until_all_passes_are_launched(
             return func(*args, **(kwargs or {}))
 
     monkeypatch.setattr("agentfly.training.model.supports_packing", lambda _: False)  # rows are padded, as on a GPU
-    learner = learner_of(model_of(), loss=loss, critic=critic, micro_batch_tokens=40)
+    learner = make_learner(model_of(), loss=loss, critic=critic, micro_batch_tokens=40)
     with Operators():  # type: ignore[no-untyped-call]
         learner.update(samples(*LENGTHS))
     # Adam runs once for matrices and once for vectors; the critic has its own.
@@ -207,11 +203,11 @@ def test_gradient_checkpointing_gives_the_same_gradient_and_recomputes() -> None
     plain = gradient(model_of(), given)
     model = model_of()
     model.model.layers[0].mlp.register_forward_pre_hook(lambda *_: calls.append(1))
-    learner = learner_of(model)
+    learner = make_learner(model)
     calls.clear()
     learner.update(given)
     assert len(calls) == 1
-    learner = learner_of(model, gradient_checkpointing=True)
+    learner = make_learner(model, gradient_checkpointing=True)
     calls.clear()
     learner.update(given)
     assert len(calls) == 2
@@ -235,7 +231,7 @@ def test_update_raises_the_probability_of_good_tokens_and_lowers_that_of_bad_one
         replace(each, advantages=np.where(each.segment.mask, worth, 0).astype(np.float32))
         for each, worth in ((sample(20, 1), 1.0), (sample(20, 2), -1.0))
     )
-    learner = learner_of(model_of(), learning_rate=1e-3)
+    learner = make_learner(model_of(), learning_rate=1e-3)
     before = [each.sum() for each in learner.score([good.segment, bad.segment], 1.0)]
     figures = learner.update([good, bad])
     after = [each.sum() for each in learner.score([good.segment, bad.segment], 1.0)]
@@ -252,23 +248,23 @@ def test_update_raises_the_probability_of_good_tokens_and_lowers_that_of_bad_one
 
 def test_old_policy_is_the_model_before_the_first_step() -> None:
     given = samples(*LENGTHS)
-    figures = learner_of(model_of(), epochs=3, mini_batches=2).update(given)
+    figures = make_learner(model_of(), epochs=3, mini_batches=2).update(given)
     assert figures["policy/ratio"] != 1.0
     assert figures["policy/clip_fraction"] > 0
     assert figures["policy/tokens"] == 3 * sum(each.num_sampled_tokens for each in given)
     model = model_of()
-    learner = learner_of(model, epochs=3, mini_batches=2)
+    learner = make_learner(model, epochs=3, mini_batches=2)
     old = learner.score([each.segment for each in given], 1.0)
     learner.update([replace(each, old_logprobs=mine) for each, mine in zip(given, old, strict=True)])
     other = model_of()
-    learner_of(other, epochs=3, mini_batches=2).update(given)
+    make_learner(other, epochs=3, mini_batches=2).update(given)
     assert torch.equal(flat(model), flat(other))
 
 
 def test_equal_seeds_learn_the_same_and_different_seeds_do_not() -> None:
     models = [model_of() for _ in range(3)]
     for model, seed in zip(models, (1, 1, 2), strict=True):
-        learner_of(model, mini_batches=3, seed=seed).update(samples(*LENGTHS))
+        make_learner(model, mini_batches=3, seed=seed).update(samples(*LENGTHS))
     first, same, other = map(flat, models)
     assert torch.equal(first, same)
     assert not torch.equal(first, other)
@@ -279,7 +275,7 @@ def test_gradients_are_clipped_to_the_maximum_norm() -> None:
     for most in (1e9, 1e-9):
         model = model_of()
         before = flat(model)
-        figures = learner_of(model, max_grad_norm=most).update(samples(*LENGTHS))
+        figures = make_learner(model, max_grad_norm=most).update(samples(*LENGTHS))
         steps.append(((flat(model) - before).norm(), figures["policy/grad_norm"]))
     assert steps[1][0] < steps[0][0] / 2  # Adam's own epsilon then is as large as what it divides by
     assert steps[0][1] == steps[1][1] > 1e-3
@@ -300,7 +296,7 @@ def test_learning_rate_warms_up_and_follows_its_schedule(schedule: Any, rates: l
 
 
 def test_updates_follow_the_schedule() -> None:
-    learner = learner_of(model_of(), learning_rate=1e-3, warmup_steps=2, schedule="linear", total_steps=4, epochs=2)
+    learner = make_learner(model_of(), learning_rate=1e-3, warmup_steps=2, schedule="linear", total_steps=4, epochs=2)
     rates = [learner.update(samples(9))["policy/learning_rate"] for _ in range(4)]
     assert rates == pytest.approx([5e-4, 1e-3, 1e-3, 5e-4])
 
@@ -309,7 +305,7 @@ def test_weights_decay_but_vectors_do_not() -> None:
     model = model_of()
     before = {name: each.detach().clone() for name, each in model.named_parameters()}
     still = replace(sample(9), advantages=np.zeros(9, np.float32))
-    learner_of(model, weight_decay=0.1).update([still])
+    make_learner(model, weight_decay=0.1).update([still])
     for name, each in model.named_parameters():
         torch.testing.assert_close(each, before[name] * (0.999 if each.ndim > 1 else 1.0))
 
@@ -320,7 +316,7 @@ def test_weights_decay_but_vectors_do_not() -> None:
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_non_finite_advantage_is_reported_and_changes_no_weight(epochs: int) -> None:
     model = model_of()
-    learner, before = learner_of(model, epochs=epochs), flat(model)
+    learner, before = make_learner(model, epochs=epochs), flat(model)
     bad = replace(sample(9, 7), advantages=np.full(9, np.nan, np.float32))
     with pytest.raises(NonFiniteError, match=r"update 1: the loss is nan: look at the samples 7/0#0; its step had"):
         learner.update([*samples(5, 6), bad])
@@ -337,12 +333,12 @@ def test_non_finite_logits_are_reported_with_the_samples() -> None:
     with torch.no_grad():
         model.model.embed_tokens.weight[token] = float("nan")
     with pytest.raises(NonFiniteError, match=r"look at the samples 1/0#0; its step had the samples"):
-        learner_of(model).update(given)
+        make_learner(model).update(given)
 
 
 def test_non_finite_gradient_is_reported_with_the_weight() -> None:
     model = model_of()
-    learner, before = learner_of(model), flat(model)
+    learner, before = make_learner(model), flat(model)
     model.model.layers[1].mlp.down_proj.weight.register_hook(lambda grad: grad * float("inf"))
     with pytest.raises(NonFiniteError, match=r"not finite; the first such weight is model\.layers\.1\.mlp\.down"):
         learner.update(samples(9, 12))
@@ -350,14 +346,14 @@ def test_non_finite_gradient_is_reported_with_the_weight() -> None:
 
 
 def test_untrainable_samples_are_rejected() -> None:
-    learner = learner_of(model_of())
+    learner = make_learner(model_of())
     silent = replace(sample(5), segment=replace(piece(5), mask=np.zeros(5, bool)))
     with pytest.raises(RecordError, match="nothing to learn from"):
         learner.update([silent])
     with pytest.raises(RecordError, match="nothing to learn from"):
         learner.update([])
     with pytest.raises(RecordError, match=r"sample 0/0#0 has no reference"):
-        learner_of(model_of(), loss=Loss(kl_coef=0.1)).update(samples(5))
+        make_learner(model_of(), loss=Loss(kl_coef=0.1)).update(samples(5))
     with pytest.raises(ConfigError, match="keeps no reference"):
         learner.score_reference([piece(5)], 1.0)
     with pytest.raises(ConfigError, match="has no critic"):
@@ -367,16 +363,16 @@ def test_untrainable_samples_are_rejected() -> None:
 
 def test_model_in_low_precision_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"torch\.bfloat16: updates smaller than its rounding would be lost"):
-        learner_of(model_of().to(torch.bfloat16))
+        make_learner(model_of().to(torch.bfloat16))
     with pytest.raises(ConfigError, match="this model has nothing to train"):
-        learner_of(model_of().requires_grad_(False))
+        make_learner(model_of().requires_grad_(False))
 
 
 def test_bfloat16_products_train_float32_weights() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not bfloat16_is_fast(device):
         with pytest.raises(ConfigError, match="this CPU is slower in it"):
-            learner_of(model_of(), precision="bfloat16")
+            make_learner(model_of(), precision="bfloat16")
         pytest.skip("this CPU does not multiply bfloat16 well, or dies of it")
     model, given = model_of().to(device), samples(*LENGTHS)
     rough, exact = gradient(model_of().to(device), given, precision="bfloat16"), gradient(model, given)
@@ -389,7 +385,7 @@ def test_bfloat16_products_train_float32_weights() -> None:
 
 def test_reference_is_the_initial_model() -> None:
     pieces = [piece(length) for length in LENGTHS]
-    learner = learner_of(model_of(), reference=True)
+    learner = make_learner(model_of(), reference=True)
     before = learner.score(pieces, 0.9)
     learner.update(samples(*LENGTHS))
     for was, is_, now in zip(before, learner.score_reference(pieces, 0.9), learner.score(pieces, 0.9), strict=True):
@@ -398,7 +394,7 @@ def test_reference_is_the_initial_model() -> None:
 
 
 def test_divergence_from_the_reference_is_measured_from_the_second_update_on() -> None:
-    learner = learner_of(model_of(), reference=True, loss=Loss(kl_coef=0.1))
+    learner = make_learner(model_of(), reference=True, loss=Loss(kl_coef=0.1))
     figures = []
     for _ in range(2):
         given = samples(*LENGTHS)
@@ -420,8 +416,8 @@ def adapted(seed: int = 0) -> Any:
 
 def test_adapters_alone_are_trained_and_the_reference_is_the_model_without_them() -> None:
     model, pieces = adapted(), [piece(length) for length in LENGTHS]
-    base = learner_of(model_of()).score(pieces, 1.0)
-    learner = learner_of(model, reference=True)
+    base = make_learner(model_of()).score(pieces, 1.0)
+    learner = make_learner(model, reference=True)
     before = {name: each.detach().clone() for name, each in model.named_parameters()}
     learner.update(samples(*LENGTHS))
     for name, each in model.named_parameters():
@@ -434,18 +430,18 @@ def test_adapters_alone_are_trained_and_the_reference_is_the_model_without_them(
 
 def test_adapters_are_saved_alone_loaded_and_merged(tmp_path: Path) -> None:
     model, pieces = adapted(), [piece(20)]
-    learner = learner_of(model)
+    learner = make_learner(model)
     learner.update(samples(*LENGTHS))
     learner.save(tmp_path / "adapter")
     assert (tmp_path / "adapter" / "adapter_model.safetensors").stat().st_size < 200_000
     listed = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["target_modules"]
     assert listed == sorted(listed)
-    other = learner_of(adapted(seed=1))
+    other = make_learner(adapted(seed=1))
     other.load(tmp_path / "adapter")
     np.testing.assert_array_equal(other.score(pieces, 1.0)[0], learner.score(pieces, 1.0)[0])
     copy.deepcopy(model).merge_and_unload().save_pretrained(tmp_path / "merged")
     merged = type(model_of()).from_pretrained(tmp_path / "merged")
-    np.testing.assert_allclose(learner_of(merged).score(pieces, 1.0)[0], learner.score(pieces, 1.0)[0], atol=1e-4)
+    np.testing.assert_allclose(make_learner(merged).score(pieces, 1.0)[0], learner.score(pieces, 1.0)[0], atol=1e-4)
     assert any("lora_" in name for name, _ in model.named_parameters())  # still a model with adapters
 
 
@@ -471,7 +467,7 @@ def test_restored_learner_continues_bit_for_bit(tmp_path: Path, critic: bool) ->
         "reference": True, "weight_decay": 0.01,
     }  # fmt: skip
     model = model_of()
-    learner = learner_of(model, **settings)
+    learner = make_learner(model, **settings)
     for _ in range(2):
         learner.update(samples(*LENGTHS))
     learner.save(tmp_path)
@@ -480,7 +476,7 @@ def test_restored_learner_continues_bit_for_bit(tmp_path: Path, critic: bool) ->
     expected = [learner.update(samples(*LENGTHS)) for _ in range(2)]
 
     again = model_of()
-    resumed = learner_of(again, **settings)
+    resumed = make_learner(again, **settings)
     resumed.load(tmp_path)
     resumed.load_state_dict(load_file(tmp_path / "state"), copy.deepcopy(values))
     got = [resumed.update(samples(*LENGTHS)) for _ in range(2)]
@@ -496,13 +492,13 @@ def test_restored_learner_continues_bit_for_bit(tmp_path: Path, critic: bool) ->
 
 
 def test_state_of_another_model_is_rejected(tmp_path: Path) -> None:
-    learner = learner_of(model_of())
+    learner = make_learner(model_of())
     learner.update(samples(9))
     tensors, values = learner.state_dict()
     with pytest.raises(DataError, match="belongs to another model"):
-        learner_of(built("gpt2", {})).load_state_dict(tensors, values)
+        make_learner(built("gpt2", {})).load_state_dict(tensors, values)
     with pytest.raises(DataError, match=r"the checkpoint has no weight .* of the critic"):
-        learner_of(model_of(), critic=True).load_state_dict(tensors, values)
+        make_learner(model_of(), critic=True).load_state_dict(tensors, values)
     built("gpt2", {}).save_pretrained(tmp_path)
     with pytest.raises(DataError, match=r"not the one being trained: its weight model\.embed_tokens"):
         learner.load(tmp_path)

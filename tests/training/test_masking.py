@@ -15,7 +15,7 @@ from agentfly.training.batch import Sample  # noqa: E402
 from agentfly.training.local_learner import LocalLearner  # noqa: E402
 from tests.backends.engine.test_architectures import PLAIN, built  # noqa: E402
 from tests.backends.engine.tiny import model_of  # noqa: E402
-from tests.training.pieces import samples  # noqa: E402
+from tests.training.pieces import make_learner, samples  # noqa: E402
 
 LENGTHS = (30, 5, 17)
 
@@ -26,7 +26,7 @@ def model(request: pytest.FixtureRequest) -> Any:
 
 
 def learner_of(model: Any) -> LocalLearner:
-    return LocalLearner(model, loss=Loss(entropy_coef=0.1), learning_rate=1e-3, precision="float32")
+    return make_learner(model, loss=Loss(entropy_coef=0.1), learning_rate=1e-3)
 
 
 def pulled(model: Any, given: list[Sample]) -> Tensor:

@@ -16,13 +16,9 @@ from agentfly.training.lora import add_lora  # noqa: E402
 from agentfly.training.memory import GIB, ModelSize, activation_bytes, plan_memory  # noqa: E402
 from tests.backends.engine.test_architectures import PLAIN, built  # noqa: E402
 from tests.backends.engine.tiny import CONFIG, model_of  # noqa: E402
-from tests.training.pieces import samples  # noqa: E402
+from tests.training.pieces import make_learner, samples  # noqa: E402
 
 LENGTHS = (20, 19, 20, 18, 20, 19, 20, 18)
-
-
-def learner_of(model: Any, **settings: Any) -> LocalLearner:
-    return LocalLearner(model, **{"learning_rate": 1e-2, "precision": "float32", **settings})
 
 
 def weights_of(learner: LocalLearner) -> Any:
@@ -62,7 +58,7 @@ def run_out_of_memory(learner: LocalLearner, fails: Callable[[int, int], bool]) 
 
 def test_update_is_repeated_with_half_the_micro_batch_and_stays_there() -> None:
     given = samples(*LENGTHS)
-    learner = learner_of(model_of(), micro_batch_tokens=80)
+    learner = make_learner(model_of(), micro_batch_tokens=80)
     passes = run_out_of_memory(learner, lambda number, tokens: number == 2)  # the first has left its gradient
     first = learner.update(given)
     assert first["update/out_of_memory"] == 1
@@ -73,7 +69,7 @@ def test_update_is_repeated_with_half_the_micro_batch_and_stays_there() -> None:
     assert second["update/out_of_memory"] == 0
     assert second["update/micro_batch_tokens"] == smaller
 
-    from_the_start = learner_of(model_of(), micro_batch_tokens=int(smaller))
+    from_the_start = make_learner(model_of(), micro_batch_tokens=int(smaller))
     for _ in range(2):
         from_the_start.update(given)
     assert torch.equal(weights_of(learner), weights_of(from_the_start))
@@ -82,9 +78,9 @@ def test_update_is_repeated_with_half_the_micro_batch_and_stays_there() -> None:
 def test_only_the_failed_optimizer_step_is_repeated() -> None:
     given = samples(*LENGTHS)
     settings: dict[str, Any] = {"epochs": 2, "mini_batches": 2, "critic": True, "micro_batch_tokens": 60}
-    plain = learner_of(model_of(), **settings)
+    plain = make_learner(model_of(), **settings)
     plain.update(given)
-    learner = learner_of(model_of(), **settings)
+    learner = make_learner(model_of(), **settings)
     run_out_of_memory(learner, lambda number, tokens: number == 5)
     steps = []
     step = learner._optimizer.step
@@ -95,7 +91,7 @@ def test_only_the_failed_optimizer_step_is_repeated() -> None:
 
 
 def test_optimizer_that_runs_out_of_memory_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    learner = learner_of(model_of(), micro_batch_tokens=60)
+    learner = make_learner(model_of(), micro_batch_tokens=60)
     passes = run_out_of_memory(learner, lambda number, tokens: False)
     steps = []
 
@@ -113,7 +109,7 @@ def test_optimizer_that_runs_out_of_memory_is_not_repeated(monkeypatch: pytest.M
 
 
 def test_sample_that_does_not_fit_alone_is_an_error_with_its_length() -> None:
-    learner = learner_of(model_of())
+    learner = make_learner(model_of())
     before = weights_of(learner).clone()
     given = samples(*LENGTHS)
     longest = max(each.segment.num_input_tokens for each in given)
@@ -125,19 +121,19 @@ def test_sample_that_does_not_fit_alone_is_an_error_with_its_length() -> None:
 
 
 def test_resumed_learner_keeps_the_smaller_micro_batch() -> None:
-    learner = learner_of(model_of(), micro_batch_tokens=80)
+    learner = make_learner(model_of(), micro_batch_tokens=80)
     run_out_of_memory(learner, lambda number, tokens: number == 1)
     smaller = learner.update(samples(*LENGTHS))["update/micro_batch_tokens"]
-    other = learner_of(model_of(), micro_batch_tokens=80)
+    other = make_learner(model_of(), micro_batch_tokens=80)
     other.load_state_dict(*learner.state_dict())
     assert other.update(samples(*LENGTHS))["update/micro_batch_tokens"] == smaller
 
 
 @pytest.mark.parametrize("changed", [40, 160])
 def test_resumed_learner_takes_a_micro_batch_that_was_changed(changed: int) -> None:
-    learner = learner_of(model_of(), micro_batch_tokens=80)
+    learner = make_learner(model_of(), micro_batch_tokens=80)
     learner.update(samples(*LENGTHS))
-    other = learner_of(model_of(), micro_batch_tokens=changed)
+    other = make_learner(model_of(), micro_batch_tokens=changed)
     other.load_state_dict(*learner.state_dict())
     assert other.update(samples(*LENGTHS))["update/micro_batch_tokens"] == changed
 
@@ -147,7 +143,7 @@ def test_cuda_out_of_memory_is_repeated_with_smaller_micro_batches() -> None:
     config = type(CONFIG)(**{**CONFIG.to_dict(), "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8})
     total = torch.cuda.get_device_properties(0).total_memory
     given = samples(*[400] * 64)
-    learner = learner_of(model_of(config=config).cuda(), micro_batch_tokens=1 << 20, precision="auto")
+    learner = make_learner(model_of(config=config).cuda(), micro_batch_tokens=1 << 20, precision="auto")
     learner.update(given[:1])
     torch.cuda.empty_cache()
     try:
@@ -164,7 +160,7 @@ def test_dry_run_changes_no_later_result(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)  # there is no GPU to ask
     given = samples(*LENGTHS, old_logprobs=None)
     settings: dict[str, Any] = {"epochs": 2, "critic": True, "micro_batch_tokens": 100, "gradient_checkpointing": True}
-    plain, measured = (learner_of(model_of(), **settings) for _ in range(2))
+    plain, measured = (make_learner(model_of(), **settings) for _ in range(2))
     random = torch.get_rng_state()
     assert measured.measure_update(30) == (2, 90)
     assert torch.equal(torch.get_rng_state(), random)
@@ -175,7 +171,7 @@ def test_dry_run_changes_no_later_result(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: the dry run measures its memory")
 def test_cuda_dry_run_changes_nothing() -> None:
-    learner = learner_of(model_of().cuda(), critic=True, precision="auto", micro_batch_tokens=256)
+    learner = make_learner(model_of().cuda(), critic=True, precision="auto", micro_batch_tokens=256)
     before = weights_of(learner).clone()
     random = torch.cuda.get_rng_state()
     taken, tokens = learner.measure_update(64)
@@ -210,7 +206,7 @@ def count_saved_bytes(model: Any) -> Iterator[list[int]]:
 
 def saved_bytes(given: list[Sample], *, low_precision: bool = False, **settings: Any) -> tuple[int, Any]:
     """Bytes that autograd keeps after the forward pass of an update, and the gradient."""
-    learner = learner_of(model_of(), **settings)
+    learner = make_learner(model_of(), **settings)
     learner._runner.low_precision = low_precision
     found: list[int] = []
 

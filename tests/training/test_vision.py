@@ -18,6 +18,7 @@ from agentfly.training.local_learner import LocalLearner
 from agentfly.training.lora import add_lora
 from agentfly.training.memory import ModelSize, plan_memory
 from agentfly.training.model import Policy
+from tests.training.pieces import make_learner
 from tests.vision_models import FAMILIES, build_vision_model, make_segments, open_template, score_with_pixels
 
 torch.set_num_threads(1)
@@ -63,7 +64,9 @@ def test_gradients_equal_a_naive_implementation(folder: Path, packed: bool, monk
 def test_tower_is_frozen_by_default_and_trained_on_request(folder: Path) -> None:
     for train_tower in (False, True):
         model, template = load(folder)
-        learner = LocalLearner(model, learning_rate=1e-3, train_tower=train_tower, micro_batch_tokens=150)
+        learner = make_learner(
+            model, learning_rate=1e-3, precision="auto", train_tower=train_tower, micro_batch_tokens=150
+        )
         before = [each.detach().clone() for each in tower_parameters(model)]
         samples = []
         for segment in make_segments(template):

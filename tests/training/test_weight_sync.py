@@ -21,13 +21,9 @@ from agentfly.training.lora import MergedWeights, add_lora  # noqa: E402
 from agentfly.training.weight_sync import Canary, sync_weights, weights_for  # noqa: E402
 from agentfly.types import Completion  # noqa: E402
 from tests.backends.engine.tiny import backend_of, model_of  # noqa: E402
-from tests.training.pieces import samples  # noqa: E402
+from tests.training.pieces import make_learner, samples  # noqa: E402
 
 Weights = Iterable[tuple[str, Any]]
-
-
-def learner_of(model: Any, **settings: Any) -> LocalLearner:
-    return LocalLearner(model, **{"learning_rate": 1e-2, "precision": "float32", **settings})
 
 
 def adapted() -> Any:
@@ -74,7 +70,7 @@ class Lossy(Backend):
 
 async def test_shared_model_is_synced_without_a_copy(backend_on: BackendOn) -> None:
     model = model_of()
-    backend, learner = backend_on(model), learner_of(model)
+    backend, learner = backend_on(model), make_learner(model)
     canary = Canary(learner, backend)
     assert weights_for(learner, backend) == ()
     for version in range(1, 4):
@@ -86,7 +82,7 @@ async def test_shared_model_is_synced_without_a_copy(backend_on: BackendOn) -> N
 
 
 async def test_another_model_object_gets_all_weights(backend_on: BackendOn) -> None:
-    backend, learner = backend_on(model_of(seed=1)), learner_of(model_of())
+    backend, learner = backend_on(model_of(seed=1)), make_learner(model_of())
     canary = Canary(learner, backend)
     for version in range(1, 3):
         learner.update(samples(20, 9))
@@ -101,7 +97,7 @@ async def test_another_model_object_gets_all_weights(backend_on: BackendOn) -> N
 async def test_adapters_reach_the_backend(backend_on: BackendOn, theirs: str) -> None:
     model = adapted()
     where = {"the same object": model, "with adapters": copy.deepcopy(model), "without": model_of()}[theirs]
-    backend, learner = backend_on(where), learner_of(model)
+    backend, learner = backend_on(where), make_learner(model)
     canary = Canary(learner, backend)
     learner.update(samples(20, 9))
     learner.update(samples(20, 9))
@@ -119,14 +115,14 @@ async def test_adapters_added_after_the_backend_are_rejected(backend_on: Backend
     model = model_of()
     backend = backend_on(model)
     pytest.importorskip("peft", reason="LoRA needs peft: pip install 'agentfly-rl[train]'")
-    learner = learner_of(add_lora(model, 4))
+    learner = make_learner(add_lora(model, 4))
     with pytest.raises(WeightSyncError, match="create the backend from what `add_lora` returns"):
         await sync_weights(learner, backend, 1)
 
 
 async def test_merged_weights_are_made_one_at_a_time(backend_on: BackendOn) -> None:
     model, alive = adapted(), 0
-    backend, learner = backend_on(model_of()), learner_of(model)
+    backend, learner = backend_on(model_of()), make_learner(model)
     learner.update(samples(20))
 
     class Counted(MergedWeights):
@@ -168,14 +164,14 @@ async def notice(learner: LocalLearner, backend: Backend, said: str) -> None:
 
 async def test_weights_that_never_arrive_are_detected(backend_on: BackendOn) -> None:
     model = model_of()
-    learner = learner_of(copy.deepcopy(model))
+    learner = make_learner(copy.deepcopy(model))
     backend = Lossy(backend_on(model), lambda weights: ())
     await notice(learner, backend, r"after weights 1 .* the weights were not delivered")
 
 
 async def test_weights_that_never_arrive_are_detected_after_a_small_update(backend_on: BackendOn) -> None:
     model = model_of()
-    learner = learner_of(copy.deepcopy(model), learning_rate=2e-5)
+    learner = make_learner(copy.deepcopy(model), learning_rate=2e-5)
     canary = Canary(learner, backend := backend_on(model))
     await sync_weights(learner, backend, 0, canary)
     learner.update(samples(20, 9))
@@ -184,7 +180,7 @@ async def test_weights_that_never_arrive_are_detected_after_a_small_update(backe
 
 
 async def test_weights_that_one_of_many_engines_lacks_are_detected(backend_on: BackendOn) -> None:
-    learner = learner_of(model_of(), learning_rate=1e-4)
+    learner = make_learner(model_of(), learning_rate=1e-4)
     engines: list[Backend] = [backend_on(model_of()) for _ in range(5)]
     engines.append(Lossy(backend_on(model_of()), lambda _: ()))
     fleet = FleetBackend(engines)
@@ -197,7 +193,7 @@ async def test_weights_that_one_of_many_engines_lacks_are_detected(backend_on: B
 
 async def test_partially_synced_weights_are_detected(backend_on: BackendOn) -> None:
     model = model_of()
-    learner = learner_of(copy.deepcopy(model))
+    learner = make_learner(copy.deepcopy(model))
     backend = Lossy(backend_on(model), lambda weights: list(islice(weights, len(list(weights)) // 2)))
     await notice(learner, backend, "only some of the weights arrived")
 
@@ -205,13 +201,13 @@ async def test_partially_synced_weights_are_detected(backend_on: BackendOn) -> N
 async def test_adapters_that_never_arrive_are_detected(backend_on: BackendOn) -> None:
     model = adapted()
     backend = Lossy(backend_on(copy.deepcopy(model)), lambda weights: ())
-    learner = learner_of(model)
+    learner = make_learner(model)
     await notice(learner, backend, "the weights were not delivered")
 
 
 async def test_backend_behind_by_one_version_is_reported(backend_on: BackendOn) -> None:
     model = model_of()
-    learner, inner = learner_of(copy.deepcopy(model)), backend_on(model)
+    learner, inner = make_learner(copy.deepcopy(model)), backend_on(model)
     canary = Canary(learner, inner)
     learner.update(samples(20, 9))
     with pytest.raises(WeightSyncError, match="it reports that it sampled with version 0"):
@@ -220,7 +216,7 @@ async def test_backend_behind_by_one_version_is_reported(backend_on: BackendOn) 
 
 async def test_a_healthy_backend_passes_when_nothing_was_learned(backend_on: BackendOn) -> None:
     model = model_of()
-    learner, backend = learner_of(model, learning_rate=0.0), backend_on(model)
+    learner, backend = make_learner(model, learning_rate=1e-45), backend_on(model)
     canary = Canary(learner, backend)
     for version in range(3):
         learner.update(samples(20))
@@ -239,7 +235,7 @@ class Rounding(Lossy):
 
 async def test_rounding_may_grow_slowly_but_not_jump(backend_on: BackendOn) -> None:
     model = model_of()
-    learner = learner_of(model, learning_rate=0.0)
+    learner = make_learner(model, learning_rate=1e-45)
     backend = Rounding(backend_on(model), lambda weights: weights)
     canary = Canary(learner, backend, tolerance=0.1)
     for version, backend.error in enumerate((0.02, 0.06, 0.12, 0.3, 0.45)):

@@ -155,6 +155,23 @@ class VisionConfig:
     """Whether the vision tower and its connector are trained; otherwise their features are computed once per image."""
 
 
+@record(kw_only=True)
+class UpdateConfig:
+    """How a learner passes over the samples of an update: the top-level fields of a configuration that it needs."""
+
+    aggregation: Literal["token", "sequence", "constant"] = "token"
+    constant: int | None = Field(default=None, ge=1)
+    """Length that the aggregation "constant" divides by."""
+    total_steps: int = Field(default=1, ge=1)
+    """Updates of the whole run, after which a decaying learning rate is 0."""
+    epochs: int = Field(default=1, ge=1)
+    mini_batches: int = Field(default=1, ge=1)
+    micro_batch_tokens: int = Field(default=16384, ge=1)
+    gradient_checkpointing: bool = False
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    seed: int = 0
+
+
 SHARDED_TOWER = (
     "vision.train_tower=true trains in one process: write gpus=1 and start it without torchrun, or leave the tower "
     "frozen (vision.train_tower=false)"

@@ -11,7 +11,7 @@ the model before the first step; with a single step that is the model itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from agentfly.algorithms.base import SegmentArrays
-from agentfly.algorithms.loss import Aggregation, Loss, TokenBatch, aggregation_weights, average_steps, combine_metrics
+from agentfly.algorithms.loss import Loss, TokenBatch, aggregation_weights, average_steps, combine_metrics
 from agentfly.backends.engine.loading import max_positions
 from agentfly.backends.engine.vision import FeatureCache
 from agentfly.errors import ConfigError, NonFiniteError, RecordError
@@ -40,17 +40,17 @@ from agentfly.training.batch import (
     to_device,
 )
 from agentfly.training.config import TrainConfig
+from agentfly.training.config_records import OptimizerConfig, UpdateConfig
 from agentfly.training.lora import MergedWeights, has_adapters, read_weights, save_model
 from agentfly.training.model import (
     Critic,
     Policy,
-    Precision,
     computes_in_low_precision,
     copy_trainable,
     set_tower_trainable,
     strip_prefix,
 )  # fmt: skip
-from agentfly.training.optimizer import LRSchedule, Optimizer, Schedule, trainable_parameters
+from agentfly.training.optimizer import LRSchedule, Optimizer, trainable_parameters
 
 
 class LocalLearner:
@@ -61,46 +61,32 @@ class LocalLearner:
         model: Any,
         *,
         loss: Loss | None = None,
-        aggregation: Aggregation = "token",
-        constant: int | None = None,
-        learning_rate: float = 1e-6,
-        critic_learning_rate: float | None = None,
-        weight_decay: float = 0.0,
-        critic_warmup_steps: int = 0,
-        warmup_steps: int = 0,
-        schedule: Schedule = "constant",
-        total_steps: int = 1,
-        max_grad_norm: float = 1.0,
-        epochs: int = 1,
-        mini_batches: int = 1,
-        micro_batch_tokens: int = 16384,
-        gradient_checkpointing: bool = False,
-        precision: Precision = "auto",
+        optimizer: OptimizerConfig | None = None,
+        update: UpdateConfig | None = None,
         reference: bool = False,
         teacher: Any = None,
         critic: bool = False,
         train_tower: bool = False,
-        seed: int = 0,
     ) -> None:
         """`model` has the initial weights, which the reference keeps; a resumed run calls `load` afterwards.
 
         teacher: a model with the same vocabulary, which is frozen; None without one.
-        constant: length that the aggregation "constant" divides by. critic_learning_rate: None is the learning rate.
-        critic_warmup_steps: updates before the policy's first one. warmup_steps and total_steps count updates, too.
         train_tower: whether the vision tower of a vision model is trained.
         """
+        optimizer = optimizer or OptimizerConfig()
+        update = update or UpdateConfig()
         set_tower_trainable(model, train_tower)
         trainable_parameters(model)  # raises where there is nothing to train
         device = self._compute_device(model)
         self.model = model
         self.loss = loss or Loss()
-        self._token_weights = partial(aggregation_weights, aggregation=aggregation, constant=constant)
-        self._epochs = epochs
-        self._mini_batches = mini_batches
-        self._critic_warmup_steps = critic_warmup_steps
-        self._seed = seed
+        self._token_weights = partial(aggregation_weights, aggregation=update.aggregation, constant=update.constant)
+        self._epochs = update.epochs
+        self._mini_batches = update.mini_batches
+        self._critic_warmup_steps = optimizer.critic_warmup_steps
+        self._seed = update.seed
         features = FeatureCache()
-        settings = {"gradient_checkpointing": gradient_checkpointing, "features": features}
+        settings = {"gradient_checkpointing": update.gradient_checkpointing, "features": features}
         self._policy = Policy(model, device, **settings)
         self._reference: Policy | None = None
         if reference and not has_adapters(model):
@@ -110,18 +96,19 @@ class LocalLearner:
             self._require_comparable_heads()
         self._critic = Critic(model, device, **settings) if critic else None
         self._runner = self._build_runner(
-            micro_batch_tokens,
+            update.micro_batch_tokens,
             padded=not self._policy.backbone.packed,
-            low_precision=computes_in_low_precision(precision, model, device),
+            low_precision=computes_in_low_precision(update.precision, model, device),
         )
         self._runner.tower_tokens = TOWER_TOKENS if train_tower else 0
         self._place_models()
-        lr = LRSchedule(learning_rate, warmup_steps, schedule, total_steps)
-        make_optimizer = partial(Optimizer, weight_decay=weight_decay, max_norm=max_grad_norm)
-        self._optimizer = make_optimizer(trainable_parameters(self._policy.backbone.model).items(), lr)
+        schedule = LRSchedule(optimizer.learning_rate, optimizer.warmup_steps, optimizer.schedule, update.total_steps)
+        make_optimizer = partial(Optimizer, weight_decay=optimizer.weight_decay, max_norm=optimizer.max_grad_norm)
+        self._optimizer = make_optimizer(trainable_parameters(self._policy.backbone.model).items(), schedule)
         if self._critic is not None:
-            own = replace(lr, peak=learning_rate if critic_learning_rate is None else critic_learning_rate)
-            self._critic.optimizer = make_optimizer(trainable_parameters(self._critic.backbone.model).items(), own)
+            if optimizer.critic_learning_rate is not None:
+                schedule = replace(schedule, peak=optimizer.critic_learning_rate)
+            self._critic.optimizer = make_optimizer(trainable_parameters(self._critic.backbone.model).items(), schedule)
         self._updates = 0
         self.update_logprobs: dict[str, Floats] = {}
         """Log-probabilities of the sampled tokens before the last update, by the name of the sample."""
@@ -167,19 +154,21 @@ class LocalLearner:
         return cls(
             model,
             loss=loss,
-            aggregation=config.loss.aggregation,
-            constant=config.longest_chain,
-            **asdict(config.optimizer),
-            total_steps=config.steps,
-            epochs=config.epochs,
-            mini_batches=config.mini_batches,
-            micro_batch_tokens=config.micro_batch_tokens,
-            gradient_checkpointing=config.gradient_checkpointing,
-            precision=config.precision,
+            optimizer=config.optimizer,
+            update=UpdateConfig(
+                aggregation=config.loss.aggregation,
+                constant=config.longest_chain,
+                total_steps=config.steps,
+                epochs=config.epochs,
+                mini_batches=config.mini_batches,
+                micro_batch_tokens=config.micro_batch_tokens,
+                gradient_checkpointing=config.gradient_checkpointing,
+                precision=config.precision,
+                seed=config.seed,
+            ),
             reference=config.kl.coef > 0,
             critic=config.algorithm.needs_values,
             train_tower=config.vision.train_tower,
-            seed=config.seed,
             **placement,
         )
 
