@@ -18,6 +18,7 @@ import inspect
 import logging
 import os
 import queue
+import sys
 import threading
 import time
 import types
@@ -168,16 +169,26 @@ async def compute(function: Callable[..., Result], /, *args: Any) -> Result:
     return await asyncio.to_thread(run)
 
 
+def find_c_function(name: str) -> Any:
+    """A C function of the libraries that this process has loaded; None if none of them has it."""
+    return None if sys.platform == "win32" else getattr(ctypes.CDLL(None), name, None)
+
+
+def usable_cpus() -> int:
+    """CPUs that this process may run on, where the system tells; else all of them."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def release_helpers() -> None:
     """Release the calling thread's OpenMP helpers; the next matrix product starts new ones quickly."""
-    pause = getattr(ctypes.CDLL(None), "omp_pause_resource_all", None)  # None if no OpenMP is loaded, or an old one
+    pause = find_c_function("omp_pause_resource_all")  # None if no OpenMP is loaded, or an old one
     if pause is not None and os.getpid() == _PROCESS:  # a forked child has no helpers, and would wait for its parent's
         pause(_OMP_PAUSE_SOFT)
 
 
 def trim_heap() -> None:
     """Return free memory to the system. glibc keeps what threads freed in a heap per thread, gigabytes over a run."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # None in another C library
+    trim = find_c_function("malloc_trim")  # None in another C library
     if trim is not None:
         trim(0)
 

@@ -10,8 +10,6 @@ import os
 import signal
 import sys
 
-from agentfly.sandbox.inside import kernel
-
 PARENT_VARIABLE = "AGENTFLY_STARTS_VLLM"
 """Environment variable with the id of the process that started vLLM."""
 
@@ -21,6 +19,8 @@ def die_with_parent() -> None:
     owner = os.environ.get(PARENT_VARIABLE)
     if owner is None or owner == str(os.getpid()) or sys.platform != "linux":
         return
+    from agentfly.sandbox.inside import kernel
+
     kernel.die_with_parent()
     if os.getppid() == 1 and owner != "1":  # the parent ended before the request reached the kernel
         os.kill(os.getpid(), signal.SIGKILL)

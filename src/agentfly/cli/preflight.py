@@ -76,8 +76,8 @@ async def _check(recipe: Recipe, changes: Mapping[str, Any], report: Report) -> 
     problem = "" if "model" in changes else recipe.explain_warm_start(config.model)
     report("model", not problem, problem or config.model)
     device = resolve_device(None)
-    gpu = f"{device}, {device_memory(device) / GIB:.0f} GiB" if device.type == "cuda" else "none: it trains on the CPU"
-    report("GPU", True, gpu)
+    gpu = f"{device}, {device_memory(device) / GIB:.0f} GiB" if device.type == "cuda" else str(device)
+    report("GPU", True, gpu if device.type != "cpu" else "none: it trains on the CPU")
     try:
         model = resolve(config.model)
         memory = plan_run(model, config, device)

@@ -11,7 +11,6 @@ import asyncio
 import base64
 import concurrent.futures
 import contextlib
-import fcntl
 import itertools
 import json
 import mimetypes
@@ -388,6 +387,8 @@ def _resolve(future: concurrent.futures.Future[Any], result: Any) -> None:
 
 def _open_pipe() -> tuple[int, int]:
     """A pipe whose descriptors are not 3 and 4, which the browser's process replaces."""
+    import fcntl
+
     ends = os.pipe()
     try:
         high = tuple(fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in ends)

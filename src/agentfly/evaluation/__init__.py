@@ -6,7 +6,6 @@ failed, counts as a reward of 0, or is left out where that is requested; either 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +19,7 @@ from agentfly.errors import ConfigError, DataError, RecordError
 from agentfly.evaluation.summary import ChainResult, Evaluation, summarize
 from agentfly.rollout.config import ChainSettings, RunOptions, parse_sampling, parse_settings, parse_tasks
 from agentfly.rollout.scheduler import ChainJob, run_chains
-from agentfly.runs.files import append_lines, explain_write_error
+from agentfly.runs.files import append_lines, explain_write_error, lock_file
 from agentfly.runs.summary import ChainSummary
 from agentfly.trajectory import Trajectory
 from agentfly.types import Task
@@ -161,7 +160,7 @@ class EvalLog:
             self._file = path.open("a+b")
         try:
             try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock_file(self._file)
             except OSError as error:
                 raise ConfigError(f"{path} is being written by another evaluation; let it end first") from error
             self.results = self._read(settings)

@@ -7,7 +7,6 @@ at a time build a model; the others wait for the result.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import shutil
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from agentfly.errors import ConfigError
 from agentfly.models.manifest import find_damage, fsync_path, seal
+from agentfly.runs.files import lock_file
 
 _LOG = logging.getLogger(__name__)
 
@@ -60,10 +60,10 @@ def prepare_model(model: PreparedModel, *, thorough: bool = False) -> Path:
         # The kernel releases the lock when the process ends, however it ends.
         with (cache_root() / f".{model.folder.name}.lock").open("w") as lock:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock_file(lock)
             except BlockingIOError:
                 _LOG.warning("another process is preparing %s; waiting for it", model.name)
-                fcntl.flock(lock, fcntl.LOCK_EX)
+                lock_file(lock, wait=True)
             if fault := find_fault(model, thorough=thorough):
                 _LOG.warning("preparing %s in %s (%s): %s", model.name, model.folder, fault, model.source)
                 _build(model)

@@ -23,7 +23,6 @@ import base64
 import binascii
 import contextlib
 import dataclasses
-import fcntl
 import gzip
 import hashlib
 import io
@@ -49,6 +48,7 @@ from agentfly.runs.files import (
     explain_write_error,
     read_lines,
     replace_non_finite,
+    unlock_file,
     write_atomic,
 )
 from agentfly.runs.record import Alarm, EvalFigures, StepRecord
@@ -420,8 +420,7 @@ class RunWriter(RunDirectory):
     def close(self) -> None:
         """Release the run directory for other writers. May be called twice."""
         if not self._lock.closed:
-            fcntl.flock(self._lock, fcntl.LOCK_UN)  # also releases it for children forked at this moment
-            self._lock.close()
+            unlock_file(self._lock)
 
     def __enter__(self) -> Self:
         return self

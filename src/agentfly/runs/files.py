@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import math
 import os
 import stat
+import sys
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -140,7 +140,28 @@ def _release_in_child() -> None:
         lock.close()
 
 
-os.register_at_fork(after_in_child=_release_in_child)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_release_in_child)
+
+
+def lock_file(file: IO[Any], *, wait: bool = False) -> None:
+    """Lock an open file until it is closed. Raises BlockingIOError if it is locked and not `wait`."""
+    try:
+        import fcntl
+    except ImportError as error:
+        raise ConfigError(
+            f"{file.name} cannot be locked: {sys.platform} has no fcntl. Runs, evaluation logs, prepared models "
+            "and the viewer need Linux or macOS; on Windows, use WSL"
+        ) from error
+    fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def unlock_file(file: IO[Any]) -> None:
+    """Release the lock and close the file."""
+    import fcntl
+
+    fcntl.flock(file, fcntl.LOCK_UN)  # closing alone leaves it locked while a child forked at this moment has a copy
+    file.close()
 
 
 def acquire_lock(path: Path) -> IO[str]:
@@ -151,7 +172,7 @@ def acquire_lock(path: Path) -> IO[str]:
     with explain_write_error(path):
         lock = (path / ".lock").open("a+")
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock_file(lock)
     except OSError as error:
         lock.seek(0)
         writer = lock.read().strip() or "unknown"

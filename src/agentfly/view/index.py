@@ -8,7 +8,6 @@ running run is followed, and the index of an earlier call is continued.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import logging
@@ -23,6 +22,7 @@ from typing import IO, Any
 
 from agentfly.errors import ConfigError, DataError, describe
 from agentfly.models.cache import cache_root
+from agentfly.runs.files import lock_file
 from agentfly.runs.summary import ChainSummary
 from agentfly.trajectory import Trajectory
 from agentfly.view.sources import DAMAGE, ChainFile, Source
@@ -103,7 +103,7 @@ class ChainIndex:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             lock: IO[str] = self._release.enter_context((folder / f"{name}.lock").open("w"))
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(lock)
             return folder / name
         except OSError as error:
             _LOG.info("the index in %s is in use or cannot be written (%s); using a temporary one", folder, error)

@@ -10,7 +10,6 @@ Also how much memory the cache may take, and how the C library keeps what is fre
 from __future__ import annotations
 
 import bisect
-import ctypes
 import math
 import mmap
 
@@ -19,6 +18,7 @@ import numpy.typing as npt
 import psutil  # type: ignore[import-untyped]
 import torch
 
+from agentfly.threads import find_c_function
 from agentfly.validation import PositiveInt, validate
 
 Slots = npt.NDArray[np.int32]
@@ -168,7 +168,7 @@ def free_memory() -> int:
 def zeros(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
     """A tensor of zeros; on a CPU its pages take memory only once they are written."""
     size = math.prod(shape) * like.itemsize
-    if not size or like.device.type != "cpu":
+    if not size or like.device.type != "cpu" or not hasattr(mmap, "MAP_ANONYMOUS"):
         return like.new_zeros(shape)
     pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return torch.frombuffer(pages, dtype=like.dtype).view(shape)
@@ -180,7 +180,7 @@ def retain_freed_memory() -> None:
     Otherwise it returns to the kernel after every large operation and comes back as pages that are cleared one by one,
     which is a tenth of the time of long prompts on a CPU.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = find_c_function("mallopt")
     if mallopt is not None:
         for option, size in _KEPT.items():
             mallopt(option, size)

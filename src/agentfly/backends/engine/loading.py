@@ -82,16 +82,17 @@ def _explain_missing(name: str) -> Iterator[None]:
         ) from error
 
 
-def resolve_device(asked: str | None) -> torch.device:
-    """The requested device; None takes a GPU if there is one."""
-    if asked is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def resolve_device(name: str | None) -> torch.device:
+    """The requested device; None takes a GPU if there is one, CUDA's before Apple's (mps)."""
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if name is None:
+        return torch.device(next(kind for kind, usable in available.items() if usable))
     try:
-        device = torch.device(asked)
+        device = torch.device(name)
     except RuntimeError:
-        raise ConfigError(f"there is no device {asked!r}; write cpu, cuda or cuda:1") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device={asked!r}, but torch {torch.__version__} sees no GPU here; write device='cpu'")
+        raise ConfigError(f"there is no device {name!r}; write cpu, cuda, cuda:1 or mps") from None
+    if not available.get(device.type, True):
+        raise ConfigError(f"device={name!r}, but torch {torch.__version__} sees no GPU here; write device='cpu'")
     return device
 
 

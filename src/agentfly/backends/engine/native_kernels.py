@@ -29,6 +29,7 @@ import torch
 
 from agentfly.errors import describe
 from agentfly.models.cache import cache_root
+from agentfly.threads import find_c_function
 
 _LOG = logging.getLogger(__name__)
 _SOURCE = Path(__file__).with_suffix(".c")
@@ -142,7 +143,7 @@ def load() -> NativeKernels | None:
 @functools.cache
 def _load() -> NativeKernels | None:
     try:
-        parallel = getattr(ctypes.CDLL(None), "GOMP_parallel", None)
+        parallel = find_c_function("GOMP_parallel")
         if parallel is None:
             raise OSError("torch's OpenMP runtime has no GOMP_parallel")
         return NativeKernels(ctypes.CDLL(str(build())), parallel)

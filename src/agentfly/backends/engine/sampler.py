@@ -48,6 +48,8 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> tuple[torch.Ten
     `logits`: [row, vocabulary]. Both log-probabilities of a greedy token are the model's own.
     """
     raw = logits.float()
+    if raw.device.type == "mps":
+        raw = raw.cpu()  # mps has no float64, in which the cumulative shares are summed
     scores = raw  # [row, vocabulary], copied where it is changed
     for at, row in enumerate(rows):
         penalty = row.sampling.repetition_penalty

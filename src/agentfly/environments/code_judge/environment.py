@@ -13,7 +13,6 @@ from __future__ import annotations
 import ast
 import asyncio
 import math
-import os
 import re
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -30,6 +29,7 @@ from agentfly.sandbox import EndReason, FileAccessError, Limits, Session, Sessio
 from agentfly.sandbox.mechanisms import shared_sandbox
 from agentfly.sandbox.mounts import INSIDE
 from agentfly.scoring import reward
+from agentfly.threads import usable_cpus
 
 _INSIDE = Path(__file__).parent / "judge_inside"
 _PACKAGE = "agentfly_judge"
@@ -91,7 +91,7 @@ class CodeJudge(Environment):
 
     async def start(self) -> None:
         self._sandbox = await shared_sandbox(self.mechanism)
-        self._semaphore = asyncio.Semaphore(self.max_concurrent or len(os.sched_getaffinity(0)))
+        self._semaphore = asyncio.Semaphore(self.max_concurrent or usable_cpus())
 
     @asynccontextmanager
     async def _open_session(self) -> AsyncIterator[Session]:

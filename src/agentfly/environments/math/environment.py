@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -31,7 +30,7 @@ from agentfly.rewards.answers import extract_answer, has_successful_call
 from agentfly.sandbox.inside.frames import DATA, NO_LIMIT, PipeChannel, pack, receive
 from agentfly.scoring import reward
 from agentfly.segment import Author
-from agentfly.threads import call
+from agentfly.threads import call, usable_cpus
 from agentfly.trajectory import Trajectory
 from agentfly.types import Task, ToolCall
 
@@ -85,7 +84,7 @@ class MathJudge(Environment):
         with require_extra("judging mathematics", "math"):
             if find_spec("math_verify") is None:
                 raise ModuleNotFoundError("math_verify", name="math_verify")
-        self._semaphore = asyncio.Semaphore(self.max_concurrent or len(os.sched_getaffinity(0)))
+        self._semaphore = asyncio.Semaphore(self.max_concurrent or usable_cpus())
         self._lock = threading.Lock()
         self._idle: list[_JudgeProcess] = []
         self._closed = False

@@ -255,5 +255,6 @@ def _replace_after_fork() -> None:
     _SUPERVISOR = Supervisor()
 
 
-os.register_at_fork(after_in_child=_replace_after_fork)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_replace_after_fork)
 atexit.register(lambda: _SUPERVISOR.close())
