@@ -90,8 +90,8 @@ class Podman:
         self.stop()
         subprocess.run([*self._line, "rm", "--all", "--force", "--time=0"], env=self._env, capture_output=True)
         mounts = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-        for place in sorted((each for each in mounts if each.startswith(str(self.folder))), reverse=True):
-            subprocess.run(["umount", "--lazy", place], check=True)
+        for mount in sorted((mount for mount in mounts if mount.startswith(str(self.folder))), reverse=True):
+            subprocess.run(["umount", "--lazy", mount], check=True)
         # podman leaves its own groups, empty
         for group in sorted(Path("/sys/fs/cgroup").glob("**/libpod_parent/**"), reverse=True):
             with contextlib.suppress(OSError):
@@ -101,7 +101,7 @@ class Podman:
     def containers(self) -> list[str]:
         """The names of all containers there are."""
         with self.client() as client:
-            return sorted(each["Names"][0].lstrip("/") for each in client.containers(all=True))
+            return sorted(container["Names"][0].lstrip("/") for container in client.containers(all=True))
 
 
 def load_images(podman: Podman) -> None:
@@ -113,7 +113,7 @@ def load_images(podman: Podman) -> None:
             changes = ["ENV PATH=/usr/bin", 'ENTRYPOINT ["/usr/bin/true"]', 'CMD ["true"]', "VOLUME /data"]
             client.import_image_from_data(_tar({**files, **_libraries(files)}), repository=image, changes=changes)
         about = client.info()
-        if about["CgroupVersion"] == "1" and any("rootless" in each for each in about["SecurityOptions"]):
+        if about["CgroupVersion"] == "1" and any("rootless" in option for option in about["SecurityOptions"]):
             raise NoEngine("podman without root limits nothing with cgroup v1")
         limits = client.create_host_config(network_mode="none", mem_limit=64 << 20, pids_limit=10)
         try:
@@ -127,7 +127,7 @@ def load_images(podman: Podman) -> None:
 
 def _programs(*names: str) -> dict[str, Path]:
     """Where programs go in an image, and where they are here."""
-    return {f"/usr/bin/{name}": Path(found) for name in names if (found := shutil.which(name))}
+    return {f"/usr/bin/{name}": Path(program) for name in names if (program := shutil.which(name))}
 
 
 def _python_files() -> dict[str, Path]:
@@ -141,8 +141,8 @@ def _python_files() -> dict[str, Path]:
 
 def _libraries(files: dict[str, Path]) -> dict[str, Path]:
     linked = [path for path in files.values() if path.suffix in ("", ".so") or os.access(path, os.X_OK)]
-    told = subprocess.run(["ldd", *linked], capture_output=True, text=True).stdout
-    return {path: Path(path) for path in re.findall(r"^\s.*?(/\S+) \(0x", told, re.MULTILINE)}
+    listing = subprocess.run(["ldd", *linked], capture_output=True, text=True).stdout
+    return {path: Path(path) for path in re.findall(r"^\s.*?(/\S+) \(0x", listing, re.MULTILINE)}
 
 
 def _tar(files: dict[str, Path]) -> bytes:
@@ -151,13 +151,13 @@ def _tar(files: dict[str, Path]) -> bytes:
     links = {"bin": "usr/bin", **({"usr/bin/python3": python} if python in files else {})}
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for place, path in files.items():
-            entry = tarfile.TarInfo(place.lstrip("/"))
+        for member, path in files.items():
+            entry = tarfile.TarInfo(member.lstrip("/"))
             entry.size, entry.mode = path.stat().st_size, 0o755
             with open(path, "rb") as file:
                 archive.addfile(entry, file)
-        for place, target in links.items():
-            link = tarfile.TarInfo(place)
+        for member, target in links.items():
+            link = tarfile.TarInfo(member)
             link.type, link.linkname = tarfile.SYMTYPE, target
             archive.addfile(link)
     return buffer.getvalue()

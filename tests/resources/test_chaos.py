@@ -22,14 +22,14 @@ class Wild(Environment):
     pool = Pool(max_instances=INSTANCES, start_timeout=0.2, reset_timeout=0.2, idle_seconds=0.05, min_warm=4)
     draw: ClassVar[random.Random] = random.Random(7)
     alive: ClassVar[set[int]] = set()
-    most: ClassVar[int] = 0
+    most_alive: ClassVar[int] = 0
     lent_twice: ClassVar[list[str]] = []
     owner: object = None
     busy = False
 
     async def start(self) -> None:
         Wild.alive.add(id(self))
-        Wild.most = max(Wild.most, len(Wild.alive))
+        Wild.most_alive = max(Wild.most_alive, len(Wild.alive))
         await asyncio.sleep(self.draw.choice([0, 0, 0.001, 0.02]))
         match self.draw.randrange(30):
             case 0:
@@ -39,7 +39,7 @@ class Wild(Environment):
 
     async def reset(self, task: Task) -> None:
         if self.busy:
-            self.lent_twice.append("reset while somebody acted")
+            self.lent_twice.append("reset during an action")
         self.owner = task
         if self.draw.random() < 0.02:
             raise OSError("did not reset")
@@ -85,7 +85,7 @@ async def test_every_chain_ends_and_no_instance_is_leased_twice_or_leaked() -> N
     for task in running[6:]:
         task.cancel()
     ended = await asyncio.gather(*running, return_exceptions=True)
-    assert [type(each) for each in ended[6:]] == [asyncio.CancelledError] * 2
+    assert [type(outcome) for outcome in ended[6:]] == [asyncio.CancelledError] * 2
     chains = [chain for run in ended[:6] if not isinstance(run, BaseException) for chain in run]
     assert len(chains) == 6 * 250
     stops = Counter(chain.stop for chain in chains)
@@ -99,7 +99,7 @@ async def test_every_chain_ends_and_no_instance_is_leased_twice_or_leaked() -> N
     assert figures.evicted > 20
     await manager.close()
     assert (manager.num_instances, Wild.alive, asyncio.all_tasks()) == (0, set(), {asyncio.current_task()})
-    assert Wild.most <= INSTANCES
+    assert Wild.most_alive <= INSTANCES
 
 
 async def run_all(agent: BaseAgent) -> list[Trajectory]:
@@ -116,10 +116,10 @@ async def test_longest_wait_is_below_three_times_the_median() -> None:
 
     async def chain() -> None:
         nonlocal lends
-        asked = lends
+        requested = lends
         async with manager.leases(Task.of("Q"), [Even]) as leases:
             await leases.get(Even)
-            waits.append(lends - asked)
+            waits.append(lends - requested)
             lends += 1
             for _ in range(random.Random(len(waits)).randrange(3, 6)):
                 await asyncio.sleep(0)

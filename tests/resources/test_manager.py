@@ -94,14 +94,14 @@ async def until(condition: Any) -> None:
 
 async def test_each_chain_has_its_own_instance(manager: ResourceManager) -> None:
     plan = [World, Second]
-    async with manager.leases(TASK, plan) as leases, manager.leases(TASK, plan) as others:
+    async with manager.leases(TASK, plan) as leases, manager.leases(TASK, plan) as other_leases:
         first, again, also = await asyncio.gather(leases.get(World), leases.get(World), leases.get(World))
         assert first is again is also
         assert first.task is TASK
-        assert await others.get(World) is not first
+        assert await other_leases.get(World) is not first
         assert await leases.get(Second) is not first
         assert manager.num_instances == 4
-    assert [each.warm for each in manager.pool_metrics()] == [2, 2]
+    assert [pool.warm for pool in manager.pool_metrics()] == [2, 2]
 
 
 async def test_no_instance_without_a_request(manager: ResourceManager) -> None:
@@ -184,7 +184,7 @@ async def test_failed_reset_is_a_fault_and_releases_everything(manager: Resource
             await leases.get(World)
         World.breaks.clear()
         assert isinstance(await leases.get(World), World)
-    assert {each.environment: each.evicted for each in manager.pool_metrics()} == {"World": 0, "Second": 1}
+    assert {pool.environment: pool.evicted for pool in manager.pool_metrics()} == {"World": 0, "Second": 1}
 
 
 async def test_reset_timeout_is_a_fault(manager: ResourceManager) -> None:
@@ -219,9 +219,9 @@ async def test_repeated_start_failures_fail_the_chains_with_the_reason(
         async with manager.leases(TASK, [World]) as leases:
             await leases.get(World)
 
-    told = await asyncio.gather(*(chain() for _ in range(20)), return_exceptions=True)
-    assert {type(each) for each in told} == {EnvironmentFault}
-    assert str(told[0]).startswith("no World can be started: 3 starts failed, the last with: World.start")
+    errors = await asyncio.gather(*(chain() for _ in range(20)), return_exceptions=True)
+    assert {type(error) for error in errors} == {EnvironmentFault}
+    assert str(errors[0]).startswith("no World can be started: 3 starts failed, the last with: World.start")
     starts = World.log.count("start")
     with pytest.raises(EnvironmentFault, match=reason):
         await chain()
@@ -372,11 +372,11 @@ async def test_slow_start_does_not_block_released_instances() -> None:
 
     class Slow(World):
         pool = Pool(max_instances=2)
-        made = 0
+        starts = 0
 
         async def start(self) -> None:
-            Slow.made += 1
-            if Slow.made > 1:
+            Slow.starts += 1
+            if Slow.starts > 1:
                 await never.wait()
 
     manager = ResourceManager()
@@ -391,7 +391,7 @@ async def test_slow_start_does_not_block_released_instances() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("settings", "message"),
     [
         ({"min_warm": -1}, "min_warm must be a whole number of at least 0, not -1"),
         ({"max_instances": 0}, "max_instances must be a whole number of at least 1, not 0"),
@@ -403,9 +403,9 @@ async def test_slow_start_does_not_block_released_instances() -> None:
         ({"concurrent": True}, "scope='group' or 'global' too"),
     ],
 )
-def test_invalid_pool_settings_are_rejected(wrong: dict[str, Any], message: str) -> None:
+def test_invalid_pool_settings_are_rejected(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Pool(**wrong)
+        Pool(**settings)
 
 
 async def test_unknown_runtime_is_rejected(manager: ResourceManager) -> None:
@@ -440,10 +440,10 @@ async def test_queue_timeout_names_queue_length_and_holders() -> None:
     async with manager.leases(Task.of("Long one", id="t7"), [World], chain="3/1") as holder:
         await holder.get(World)
         async with manager.leases(TASK, [World]) as one, manager.leases(TASK, [World]) as two:
-            told = await asyncio.gather(one.get(World), two.get(World), return_exceptions=True)
-    assert [type(each) for each in told] == [QueueTimeout, QueueTimeout]
-    assert "no World was free within 0.02 s: 2 chains were waiting" in str(told[0])
-    assert re.search(r"1 of at most 1 are leased: to chain 3/1 \(t7\) for \d+\.\d s", str(told[0]))
+            errors = await asyncio.gather(one.get(World), two.get(World), return_exceptions=True)
+    assert [type(error) for error in errors] == [QueueTimeout, QueueTimeout]
+    assert "no World was free within 0.02 s: 2 chains were waiting" in str(errors[0])
+    assert re.search(r"1 of at most 1 are leased: to chain 3/1 \(t7\) for \d+\.\d s", str(errors[0]))
     assert only(manager).timeouts == 2
     await manager.close()
 
@@ -507,13 +507,13 @@ def test_no_deadlock_for_any_plan(
         raise EnvironmentFault("dead")
 
     async def run() -> None:
-        manager = ResourceManager(dict(zip(KINDS, (Pool(**each) for each in pools), strict=True)), **budget)
+        manager = ResourceManager(dict(zip(KINDS, (Pool(**settings) for settings in pools), strict=True)), **budget)
         plan_of = [draw.choice(plans) for _ in range(3)]  # the chains of a group need the same
         groups = [manager.group() for _ in plan_of]
 
         async def chain(number: int) -> str:
             group = number % len(groups)
-            kinds = draw.sample([KINDS[each] for each in sorted(plan_of[group])], len(plan_of[group]))
+            kinds = draw.sample([KINDS[kind] for kind in sorted(plan_of[group])], len(plan_of[group]))
             async with manager.leases(TASK, kinds, group=groups[group]) as leases:
                 for kind in kinds:
                     await leases.get(kind)
@@ -525,22 +525,24 @@ def test_no_deadlock_for_any_plan(
         chains = [asyncio.create_task(chain(number)) for number in range(len(plans))]
         left = [len(range(group, len(plans), len(groups))) for group in range(len(groups))]
 
-        def ended(number: int) -> None:
+        def count_end(number: int) -> None:
             left[number % len(groups)] -= 1
             if not left[number % len(groups)]:
                 groups[number % len(groups)].close()
 
         for number, task in enumerate(chains):
-            task.add_done_callback(lambda _, number=number: ended(number))
+            task.add_done_callback(lambda _, number=number: count_end(number))
         for _ in range(draw.randrange(8)):
             await asyncio.sleep(0)
         for task in draw.sample(chains, len(chains) // 5):
             task.cancel()
         async with asyncio.timeout(60):
             came = await asyncio.gather(*chains, return_exceptions=True)
-        await asyncio.sleep(0)  # from Python 3.12 on, gather does not suspend if all are done: `ended` has yet to run
-        assert {type(each) for each in came} <= {str, EnvironmentFault, asyncio.CancelledError}
-        assert [(each.leased, each.waiting) for each in manager.pool_metrics() if each.leased or each.waiting] == []
+        await asyncio.sleep(
+            0
+        )  # from Python 3.12 on, gather does not suspend if all are done: `count_end` has yet to run
+        assert {type(outcome) for outcome in came} <= {str, EnvironmentFault, asyncio.CancelledError}
+        assert [(pool.leased, pool.waiting) for pool in manager.pool_metrics() if pool.leased or pool.waiting] == []
         await manager.close()
         assert manager.num_instances == 0
 
@@ -698,10 +700,10 @@ async def test_group_scope_is_shared_within_a_group_only() -> None:
     first, second = ({board for number, board in seen if number == group} for group in (0, 1))
     assert len(first) == len(second) == 1
     assert first != second
-    assert {each.environment: each.leased for each in manager.pool_metrics()} == {"World": 0, "Board": 2}
+    assert {pool.environment: pool.leased for pool in manager.pool_metrics()} == {"World": 0, "Board": 2}
     for group in groups:
         group.close()
-    assert {each.environment: each.warm for each in manager.pool_metrics()}["Board"] == 2
+    assert {pool.environment: pool.warm for pool in manager.pool_metrics()}["Board"] == 2
     await manager.close()
 
 
@@ -747,11 +749,11 @@ async def test_dead_global_instance_is_replaced_for_multi_pool_request() -> None
         await busy.get(World)
         async with manager.leases(TASK, [World, Board]) as leases:
             waiting = asyncio.create_task(leases.get(World))
-            await until(lambda: [each.waiting for each in manager.pool_metrics()] == [1, 1])
+            await until(lambda: [pool.waiting for pool in manager.pool_metrics()] == [1, 1])
             async with manager.leases(TASK, [Board]) as unlucky:
                 with pytest.raises(EnvironmentFault):
                     await unlucky.act([Board], die)
-            assert {each.environment: each.starting for each in manager.pool_metrics()} == {"Board": 1, "World": 0}
+            assert {pool.environment: pool.starting for pool in manager.pool_metrics()} == {"Board": 1, "World": 0}
             await busy.release()
             await waiting
     await manager.close()
@@ -867,10 +869,10 @@ async def test_close_fails_requests_behind_others() -> None:
     async with manager.leases(TASK, [World]) as leases:
         await leases.get(World)
     waiting = [asyncio.create_task(manager.leases(TASK, plan).get(World)) for plan in ([World, Second], [World])]
-    await until(lambda: sum(each.waiting for each in manager.pool_metrics()) == 3)
+    await until(lambda: sum(pool.waiting for pool in manager.pool_metrics()) == 3)
     await manager.close()
-    told = await asyncio.gather(*waiting, return_exceptions=True)
-    assert [str(each) for each in told] == ["this manager is closed"] * 2
+    errors = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [str(error) for error in errors] == ["this manager is closed"] * 2
 
 
 async def test_close_during_health_check_fails_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -934,9 +936,9 @@ async def test_manager_is_reusable_after_close(manager: ResourceManager) -> None
 
 async def test_pool_metrics_as_scalars() -> None:
     manager = make_manager(World, max_instances=1)
-    async with manager.leases(TASK, [World]) as leases, manager.leases(TASK, [World]) as others:
+    async with manager.leases(TASK, [World]) as leases, manager.leases(TASK, [World]) as other_leases:
         await leases.act([World], lambda lent: lent[World]._do("act"))  # type: ignore[attr-defined]
-        waiting = asyncio.create_task(others.get(World))
+        waiting = asyncio.create_task(other_leases.get(World))
         await until(lambda: only(manager).waiting == 1)
         metrics = manager.metrics()
         assert {name: metrics[f"World/{name}"] for name in ("leased", "waiting", "warm", "starting", "evicted")} == {

@@ -71,7 +71,7 @@ class Counter(Environment):
 
     @tool
     async def press(self, times: int) -> str:
-        """Press so many times."""
+        """Press the given number of times."""
         self.shown += times
         return f"The counter shows {self.shown}."
 
@@ -319,13 +319,13 @@ class TestStandIn:
         assert Registered.heard == ["Slotted"]
 
 
-async def run_tool(env: Counter, given: Any) -> Any:
-    return await given.run({}, context=Context(TASK), environments={Counter: env})
+async def run_tool(env: Counter, value: Any) -> Any:
+    return await value.run({}, context=Context(TASK), environments={Counter: env})
 
 
 class TestErrors:
     @pytest.mark.parametrize(
-        ("expression", "kind", "told"),
+        ("expression", "kind", "message"),
         [
             ("ValueError('bad')", ValueError, "ValueError: bad"),
             ("KeyError('x')", KeyError, "KeyError: 'x'"),
@@ -342,10 +342,10 @@ class TestErrors:
             ("ExceptionGroup('g', [ValueError(1)])", Exception, "ExceptionGroup: g (1 sub-exception)"),
         ],
     )
-    async def test_errors_keep_type_and_text(self, env: Counter, expression: str, kind: Any, told: str) -> None:
+    async def test_errors_keep_type_and_text(self, env: Counter, expression: str, kind: Any, message: str) -> None:
         with pytest.raises(kind) as caught:
             await env.fail(expression)
-        assert describe(caught.value).startswith(told)
+        assert describe(caught.value).startswith(message)
         assert "Where the instance lives" in caught.value.__notes__[0]
         if "Interrupt" not in expression and "Group" not in expression:
             with pytest.raises(kind):
@@ -466,11 +466,11 @@ class TestPlain:
             async def ask(self, request: bytes) -> bytes:
                 answer = bytearray(await super().ask(request))
                 for _ in range(dice.randrange(1, 6) if self.hostile else 0):
-                    place = dice.randrange(len(answer))
+                    position = dice.randrange(len(answer))
                     if dice.random() < 0.5:
-                        answer[place] = dice.choice(b'{}[]",:!0a\xff\\')
+                        answer[position] = dice.choice(b'{}[]",:!0a\xff\\')
                     else:
-                        del answer[place : place + dice.randrange(20)]
+                        del answer[position : position + dice.randrange(20)]
                 return bytes(answer)
 
         hostile = Hostile()
@@ -523,12 +523,12 @@ class TestPlain:
 
     async def test_a_hostile_mirror_does_not_fill_the_memory(self) -> None:
         class Flood:
-            asked = 0
+            questions = 0
 
             async def ask(self, _: bytes) -> bytes:
-                self.asked += 1
-                flood = {f"a{self.asked}": {"value": "x" * 100_000}}
-                return json.dumps({"value": 1, "version": self.asked, "attributes": flood}).encode()
+                self.questions += 1
+                flood = {f"a{self.questions}": {"value": "x" * 100_000}}
+                return json.dumps({"value": 1, "version": self.questions, "attributes": flood}).encode()
 
         flood = Flood()
         env = await make_proxy(Counter, flood)
@@ -541,18 +541,18 @@ class TestLine:
     async def test_oversized_frame_closes_the_connection(self) -> None:
         import socket
 
-        ours, theirs = socket.socketpair()
+        host_end, worker_end = socket.socketpair()
 
         async def why() -> str:
             return "it is gone"
 
-        line = await RpcConnection.open(ours, why)
-        asked = asyncio.create_task(line.ask(b"x"))
+        line = await RpcConnection.open(host_end, why)
+        question = asyncio.create_task(line.ask(b"x"))
         await asyncio.sleep(0)
-        with theirs:
-            theirs.sendall(b"\xff\xff\xff\xffA")
+        with worker_end:
+            worker_end.sendall(b"\xff\xff\xff\xffA")
             with pytest.raises(EnvironmentFault, match="it sent a frame of 4294967295 bytes"):
-                await asked
+                await question
             with pytest.raises(EnvironmentFault, match="it sent a frame"):
                 await line.ask(b"x")
         assert line.broken
@@ -575,13 +575,13 @@ class TestLine:
 
         import socket
 
-        ours, theirs = socket.socketpair()
+        host_end, worker_end = socket.socketpair()
 
         async def why() -> str:
             return "it is gone"
 
-        line = await RpcConnection.open(ours, why)
-        _, deaf = await asyncio.get_running_loop().create_unix_connection(Deaf, sock=theirs)
+        line = await RpcConnection.open(host_end, why)
+        _, deaf = await asyncio.get_running_loop().create_unix_connection(Deaf, sock=worker_end)
         assert await asyncio.gather(line.ask(b"a"), line.ask(b"b")) == [b"A", b"B"]
         given_up = asyncio.create_task(line.ask(b"c"))
         await asyncio.sleep(0)
@@ -713,8 +713,8 @@ class TestShipping:
 
 
 def test_serving_needs_nothing_but_the_standard_library() -> None:
-    wanted = "import sys, agentfly.resources.rpc.connection; print(*{m.partition('.')[0] for m in sys.modules})"
-    loaded = subprocess.run([sys.executable, "-c", wanted], capture_output=True, text=True, check=True).stdout.split()
+    program = "import sys, agentfly.resources.rpc.connection; print(*{m.partition('.')[0] for m in sys.modules})"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     allowed = {*sys.stdlib_module_names, "agentfly", "sitecustomize"}  # Debian's Python has a sitecustomize
     assert {name for name in loaded if not name.startswith("_")} <= allowed
 

@@ -73,13 +73,13 @@ def start_host(mark: str, mode: str) -> "subprocess.Popen[str]":
 
 def of_owner(owner: str, mark: str) -> list[str]:
     """Processes that carry the owner's mark, or were started below it; and its folders."""
-    found = [str(path) for path in Path(tempfile.gettempdir()).glob(f"{mark}*")]
-    for place in Path("/proc").glob("[0-9]*"):
+    leftovers = [str(path) for path in Path(tempfile.gettempdir()).glob(f"{mark}*")]
+    for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            environ, line = (place / "environ").read_bytes(), (place / "cmdline").read_bytes()
+            environ, line = (folder / "environ").read_bytes(), (folder / "cmdline").read_bytes()
             if owner.encode() in environ or (mark.encode() in line and b"-c\0\nimport asyncio" not in line):
-                found.append(f"{place.name} {(place / 'comm').read_text().strip()}")
-    return found
+                leftovers.append(f"{folder.name} {(folder / 'comm').read_text().strip()}")
+    return leftovers
 
 
 async def test_killed_host_leaves_nothing() -> None:
@@ -117,9 +117,9 @@ def test_starting_supervisor_is_not_swept() -> None:
         assert stray.wait(60) == -signal.SIGKILL
         assert starting.poll() is None
     finally:
-        for each in (starting, stray):
-            each.kill()
-            each.wait()
+        for process in (starting, stray):
+            process.kill()
+            process.wait()
 
 
 LAST_WORDS = """
@@ -140,8 +140,8 @@ async def test_last_commands_of_killed_host_are_executed(tmp_path: Path) -> None
     last.mkdir()
     line = [sys.executable, "-c", LAST_WORDS, str(first), str(last)]
     host = await asyncio.create_subprocess_exec(*line, stdout=subprocess.PIPE)
-    said, _ = await host.communicate()
-    os.kill(int(said), signal.SIGCONT)
+    output, _ = await host.communicate()
+    os.kill(int(output), signal.SIGCONT)
     assert await none_left(lambda: list(tmp_path.iterdir())) == []
 
 
@@ -161,7 +161,7 @@ async def test_leftovers_of_killed_host_supervisor_and_guardians_are_swept_at_ne
         os.kill(its_supervisor, signal.SIGKILL)
         host.wait()
     await asyncio.sleep(0.1)
-    left = [each for each in of_owner(owner, mark) if not each.startswith("/")]
+    left = [process for process in of_owner(owner, mark) if not process.startswith("/")]
     assert left  # else there was nothing to find
     another = Supervisor()
     try:
@@ -173,15 +173,15 @@ async def test_leftovers_of_killed_host_supervisor_and_guardians_are_swept_at_ne
         await worker.wait()
     finally:
         another.close()
-        for each in of_owner(owner, mark):
-            if each.startswith("/"):
-                os.rmdir(each)
+        for process in of_owner(owner, mark):
+            if process.startswith("/"):
+                os.rmdir(process)
             else:
-                os.kill(int(each.split()[0]), signal.SIGKILL)
+                os.kill(int(process.split()[0]), signal.SIGKILL)
 
 
 def list_marked_processes(owner: str) -> list[str]:
-    return [f"{each.pid} {each.name()}" for each, named in supervisor_process.iter_owners() if named == owner]
+    return [f"{process.pid} {process.name()}" for process, named in supervisor_process.iter_owners() if named == owner]
 
 
 async def test_killed_supervisor_is_reported_and_restarted(tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ async def test_no_zombies() -> None:
     assert await none_left(lambda: below.read_text().split()) == []
 
 
-def _in_a_fork(told: Any) -> None:
+def _in_a_fork(connection: Any) -> None:
     async def use() -> str:
         handle = await ProcessRuntime().create(World)
         try:
@@ -248,23 +248,23 @@ def _in_a_fork(told: Any) -> None:
         finally:
             await handle.terminate()
 
-    before = get_supervisor().pid
-    told.send((before, asyncio.run(use()), get_supervisor().pid))
+    parent_supervisor = get_supervisor().pid
+    connection.send((parent_supervisor, asyncio.run(use()), get_supervisor().pid))
     get_supervisor().close()
 
 
 async def test_forked_process_has_its_own_supervisor() -> None:
     handle = await ProcessRuntime().create(World)
-    ours, theirs = multiprocessing.Pipe()
-    child = multiprocessing.get_context("fork").Process(target=_in_a_fork, args=(theirs,))
+    parent_end, child_end = multiprocessing.Pipe()
+    child = multiprocessing.get_context("fork").Process(target=_in_a_fork, args=(child_end,))
     child.start()
-    before, said, its_supervisor = await asyncio.to_thread(ours.recv)
+    parent_supervisor, output, its_supervisor = await asyncio.to_thread(parent_end.recv)
     await asyncio.to_thread(child.join)
-    assert (before, said, child.exitcode) == (None, "step 1", 0)
+    assert (parent_supervisor, output, child.exitcode) == (None, "step 1", 0)
     assert its_supervisor != get_supervisor().pid
     assert await handle.environment.step() == "step 1"  # type: ignore[attr-defined]
     await handle.terminate()
-    ours.close(), theirs.close()
+    parent_end.close(), child_end.close()
 
 
 FORKED = """
@@ -303,8 +303,8 @@ async def test_cleanup_after_host_whose_fork_lives_on() -> None:
 def test_program_exit_leaves_nothing_and_prints_nothing() -> None:
     mark = f"supervisor-{os.getpid()}-ending-"
     with start_host(mark, "end") as host:
-        _, said = host.communicate()
-    assert (host.returncode, said) == (0, "")
+        _, errors = host.communicate()
+    assert (host.returncode, errors) == (0, "")
     assert of_owner("no owner", mark) == []
 
 
@@ -316,7 +316,7 @@ class Docker(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 def docker(tmp_path: Path) -> Iterator[tuple[str, list[str]]]:
     """What there is of the Docker API here: it fails once, then deletes."""
     pytest.importorskip("docker")
-    asked: list[str] = []
+    requests: list[str] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -326,8 +326,8 @@ def docker(tmp_path: Path) -> Iterator[tuple[str, list[str]]]:
             self.wfile.write(b'{"ApiVersion": "1.41"}')
 
         def do_DELETE(self) -> None:
-            asked.append(self.path)
-            self.send_response(500 if len(asked) == 1 else 204)
+            requests.append(self.path)
+            self.send_response(500 if len(requests) == 1 else 204)
             self.end_headers()
 
         def address_string(self) -> str:
@@ -339,13 +339,13 @@ def docker(tmp_path: Path) -> Iterator[tuple[str, list[str]]]:
     with Docker(str(tmp_path / "docker.sock"), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield f"unix://{tmp_path}/docker.sock", asked
+        yield f"unix://{tmp_path}/docker.sock", requests
         server.shutdown()
         thread.join()
 
 
 def test_only_registered_containers_are_removed(docker: tuple[str, list[str]], tmp_path: Path) -> None:
-    address, asked = docker
+    address, requests = docker
     one = Supervisor()
     one.register("container", f"{address} abc")
     one.register("container", f"{address} kept")
@@ -353,7 +353,7 @@ def test_only_registered_containers_are_removed(docker: tuple[str, list[str]], t
     one.unregister("folder", str(tmp_path))
     one.close()
     one.close()
-    assert asked == ["/v1.41/containers/abc?v=True&link=False&force=True"] * 2
+    assert requests == ["/v1.41/containers/abc?v=True&link=False&force=True"] * 2
     with pytest.raises(ValueError, match="a supervisor removes a folder or a container, not a 'cloud'"):
         one.register("cloud", "x")
 

@@ -82,6 +82,7 @@ class Allocator:
         pools = tuple([self.pool(env_class) for env_class in env_classes])
         if order is None:
             order = next(self._order)
+        # A failed health check repeats the request under its old number: it keeps its position in the queues.
         while True:
             if self._closed:
                 raise EnvironmentFault("this manager is closed")
@@ -122,7 +123,7 @@ class Allocator:
 
     def _expire(self, request: LeaseRequest, seconds: float) -> None:
         if request.pending:
-            short = next((each for each in request.pools if not each.ready()), request.pools[0])
+            short = next((pool for pool in request.pools if not pool.ready()), request.pools[0])
             self._fail(request, short.timeout_error(request, seconds))
 
     def _fail(self, request: LeaseRequest, error: Exception) -> None:
@@ -148,8 +149,8 @@ class Allocator:
                     await instance.step("check", timeout)
         except BaseException as error:
             instance.evict_reason = instance.evict_reason or describe(error)
-            for each in instances:
-                self.release(each, holder)
+            for leased in instances:
+                self.release(leased, holder)
             if not isinstance(error, Exception):
                 raise
             _LOG.warning("%r failed its health check after being idle: %s", instance, error)
@@ -168,6 +169,8 @@ class Allocator:
 
     def _grant(self, *requests: LeaseRequest) -> None:
         """Grant those requests that are grantable, then the ones behind them."""
+        # Every grant uncovers another request at the head of each of its pools' queues. Without looking at these too, a
+        # request that waits in two pools would stay there although both have an idle instance.
         candidates = deque(requests)
         while candidates:
             request = candidates.popleft()
@@ -192,7 +195,7 @@ class Allocator:
             pool = min(needy, key=priority)
             if not self._budget.fits(pool, self.pools.values()):
                 # Close one idle instance of another pool, unless one is being closed already.
-                if not any(each.closing for each in self.pools.values()):
+                if not any(other.closing for other in self.pools.values()):
                     evictable = self._budget.find_evictable(pool, self.pools.values())
                     if evictable is not None:
                         self._close_instance(evictable, evictable.idle.popleft())
@@ -203,7 +206,7 @@ class Allocator:
         pool.starting += 1
         self._spawn(self._start_instance(pool, time.monotonic()))
 
-    async def _start_instance(self, pool: PoolState, begun: float) -> None:
+    async def _start_instance(self, pool: PoolState, started_at: float) -> None:
         """Create and start one instance. On failure terminate it and schedule the next attempt."""
         instance = None
         seconds = pool.settings.start_timeout
@@ -225,10 +228,10 @@ class Allocator:
                 fault = EnvironmentFault(f"{pool.name}() failed: {describe(error)}")
                 fault.__cause__ = error
                 error = fault
-            pool.record_start_failure(error, begun)
+            pool.record_start_failure(error, started_at)
             _LOG.warning("a start of %s failed: %s", pool.name, error)
             if pool.start_failures.broken:
-                for request in [each for *_, each in pool.queue if each.pending]:
+                for request in [queued for *_, queued in pool.queue if queued.pending]:
                     self._fail(request, pool.broken_error())
             else:
                 delay = max(pool.start_failures.retry_at - time.monotonic(), 0.0)
@@ -236,7 +239,7 @@ class Allocator:
         else:
             pool.starting -= 1
             pool.started += 1
-            pool.start.add(time.monotonic() - begun)
+            pool.start.add(time.monotonic() - started_at)
             pool.start_failures.count = 0
             pool.start_failures.broken = False
             self._add_idle(pool, instance)
@@ -332,7 +335,7 @@ class Allocator:
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         for pool in self.pools.values():
-            for request in [each for *_, each in pool.queue if each.pending]:
+            for request in [queued for *_, queued in pool.queue if queued.pending]:
                 self._fail(request, EnvironmentFault("this manager is closed"))
         for task in self._tasks - set(self._closing.values()):
             task.cancel()

@@ -28,7 +28,7 @@ class InstanceProvider(Protocol):
     ) -> tuple[int, list[Instance]]:
         """Lease one healthy instance of each class, all at once.
 
-        order: position in the queues of an earlier request of the same group; None takes the last position. Returns the
+        order: position in the queues of an earlier request of the same group. None takes the last position. Returns the
         position and the instances.
         """
 
@@ -52,24 +52,24 @@ class GroupLeases:
         self._users = 0
         self._changed = asyncio.Event()
 
-    async def join(self, shared: EnvClasses, own: EnvClasses, task: Task, holder: Holder) -> Held:
+    async def join(self, shared: EnvClasses, chain_only: EnvClasses, task: Task, holder: Holder) -> Held:
         """Acquire the group's instances and the chain's own. The first chain requests both at once.
 
         Later chains of the group take its position in the queues: while a group holds instances that others wait for,
         its chains go before those others. Instances that died are released when the last chain that uses them has
-        ended; until then a chain that needs new ones waits, and holds nothing.
+        ended. Until then a chain that needs new ones waits, and holds nothing.
         """
         # Wait until no other chain acquires the group's instances or uses dead ones.
-        if self._held and (missing := [each.__name__ for each in shared if each not in self._held]):
+        if self._held and (missing := [env_class.__name__ for env_class in shared if env_class not in self._held]):
             raise ConfigError(f"the chains of a group share the same environments; the first had no {missing[0]}")
-        seconds = min(self._provider.pool(each).settings.wait_timeout for each in shared)
+        seconds = min(self._provider.pool(env_class).settings.wait_timeout for env_class in shared)
         try:
             async with asyncio.timeout(seconds):
                 while self._acquiring or (self._users and self._has_dead_instance):
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
-            names = " and ".join(each.__name__ for each in shared)
+            names = " and ".join(env_class.__name__ for env_class in shared)
             reason = "another chain of its group still waits for it" if self._acquiring else "it died in use"
             users = f", and {self._users} chains of its group still have it" if self._users else ""
             raise QueueTimeout(f"no {names} was free within {seconds:g} s: {reason}{users}") from None
@@ -78,7 +78,9 @@ class GroupLeases:
         if not self._held:
             self._acquiring = True
             try:
-                order, acquired = await _acquire_all(self._provider, [*own, *shared], task, holder=holder, order=None)
+                order, acquired = await _acquire_all(
+                    self._provider, [*chain_only, *shared], task, holder=holder, order=None
+                )
             finally:
                 self._acquiring = False
                 self._changed.set()
@@ -91,8 +93,8 @@ class GroupLeases:
         acquired = {}
         self._users += 1
         try:
-            if own:
-                _, acquired = await _acquire_all(self._provider, own, task, holder=holder, order=self._order)
+            if chain_only:
+                _, acquired = await _acquire_all(self._provider, chain_only, task, holder=holder, order=self._order)
         except BaseException:
             self.leave()
             raise
@@ -146,21 +148,23 @@ class Leases:
         async with self._lock:
             if env_class not in self._held:
                 if self._plan and env_class not in self._plan:
-                    planned = ", ".join(each.__name__ for each in self._plan)
+                    planned = ", ".join(planned_class.__name__ for planned_class in self._plan)
                     raise ConfigError(
                         f"this chain has {planned}; {env_class.__name__} would have to be in the plan of its leases"
                     )
                 if self._held:
                     raise ConfigError("name all environments a chain may need when its leases are made")
                 plan = self._plan or (env_class,)
-                shared = [each for each in plan if self._provider.pool(each).settings.scope is Scope.GROUP]
+                shared = [
+                    env_class for env_class in plan if self._provider.pool(env_class).settings.scope is Scope.GROUP
+                ]
                 if not shared:
                     _, self._held = await _acquire_all(
                         self._provider, plan, self._task, holder=self._holder, order=None
                     )
                 elif self._group is not None:
-                    own = [each for each in plan if each not in shared]
-                    self._held = await self._group.join(shared, own, self._task, self._holder)
+                    chain_only = [env_class for env_class in plan if env_class not in shared]
+                    self._held = await self._group.join(shared, chain_only, self._task, self._holder)
                     self._joined = True
                 else:
                     raise ConfigError(f"{shared[0].__name__} is shared by a group, and this chain belongs to none")
@@ -178,15 +182,15 @@ class Leases:
         environments = {env_class: await self.get(env_class) for env_class in env_classes}
         instances = [self._held[env_class] for env_class in env_classes]
         async with contextlib.AsyncExitStack() as locks:
-            for instance in sorted(instances, key=lambda each: each.number):  # one lock order for all chains
+            for instance in sorted(instances, key=lambda instance: instance.number):  # one lock order for all chains
                 settings = self._provider.pool(instance.env_class).settings
                 if settings.scope is not Scope.CHAIN and not settings.concurrent:
                     await locks.enter_async_context(instance.lock)
-            begun = time.monotonic()
+            started_at = time.monotonic()
             evicted = any(instance.evict_reason for instance in instances)
             try:
                 return await (
-                    self._act_in_evicted(instances, action(environments)) if evicted else action(environments)
+                    self._act_with_deadline(instances, action(environments)) if evicted else action(environments)
                 )
             except (EnvironmentFault, asyncio.CancelledError) as error:
                 for instance in instances:
@@ -196,9 +200,9 @@ class Leases:
                 raise
             finally:
                 for instance in instances:
-                    self._provider.pool(instance.env_class).step.add(time.monotonic() - begun)
+                    self._provider.pool(instance.env_class).step.add(time.monotonic() - started_at)
 
-    async def _act_in_evicted(self, instances: Sequence[Instance], action: Awaitable[T]) -> T:
+    async def _act_with_deadline(self, instances: Sequence[Instance], action: Awaitable[T]) -> T:
         names = " and ".join(instance.env_class.__name__ for instance in instances)
         limit = asyncio.timeout(min(self._provider.pool(i.env_class).settings.reset_timeout for i in instances))
         try:
@@ -211,7 +215,7 @@ class Leases:
             raise EnvironmentFault(f"{names} does not answer any more since: {reason}") from None
 
     async def snapshot(self) -> dict[type[Environment], Any]:
-        """The states of the chain's own instances, for `restore` in another chain of the task; empty before the first
+        """The states of the chain's own instances, for `restore` in another chain of the task. Empty before the first
         use. An instance that all chains share has no state of a chain."""
         return {
             env_class: await instance.step("snapshot", self._provider.pool(env_class).settings.reset_timeout)
@@ -257,13 +261,13 @@ async def _acquire_all(
             pool = provider.pool(instance.env_class)
             if pool.is_shared:
                 continue
-            begun = time.monotonic()
+            started_at = time.monotonic()
             try:
                 await instance.step("reset", pool.settings.reset_timeout, task)
             except BaseException as error:
                 instance.evict_reason = describe(error)
                 raise
-            pool.reset.add(time.monotonic() - begun)
+            pool.reset.add(time.monotonic() - started_at)
     except BaseException:
         for instance in instances:
             provider.release(instance, holder)

@@ -1,6 +1,6 @@
 """ResourceManager: starts, leases, queues, recycles and closes environment instances.
 
-A chain asks its `Leases` for an environment class and gets an instance; every tool and reward of that chain gets the
+A chain asks its `Leases` for an environment class and gets an instance. Every tool and reward of that chain gets the
 same one. The instance is released after the chain has ended and its reward was computed, also on errors. The pool of
 an environment is configured by its `pool`, or for one manager by `ResourceManager(pools={Counter: Pool(…)})`.
 """
@@ -76,7 +76,7 @@ class ResourceManager:
 
     def metrics(self) -> dict[str, float]:
         """The pool metrics as flat numbers, such as `Counter/waiting`."""
-        return {name: value for each in self.pool_metrics() for name, value in each.scalars.items()}
+        return {name: value for pool in self.pool_metrics() for name, value in pool.scalars.items()}
 
     def leases(
         self, task: Task, plan: Iterable[type[Environment]] = (), *, group: GroupLeases | None = None, chain: str = ""
@@ -111,7 +111,7 @@ class ResourceManager:
         loop = asyncio.get_running_loop()
         if loop not in self._allocators:
             # An allocator refers to its loop, so a weak mapping would never release either.
-            for closed in [known for known in list(self._allocators) if known.is_closed()]:
+            for closed in [other for other in list(self._allocators) if other.is_closed()]:
                 self._allocators.pop(closed, None)
             self._allocators[loop] = Allocator(self.budget, self._open_pool)
         return self._allocators[loop]
@@ -126,13 +126,13 @@ class ResourceManager:
 
 def resolve_runtime(runtime: Runtime | str) -> Runtime:
     """The runtime object for `Pool.runtime`, which is a name or the object itself."""
-    known = ", ".join(RUNTIMES)
+    names = ", ".join(RUNTIMES)
     if not isinstance(runtime, str):
         if not callable(getattr(runtime, "create", None)):
-            raise ConfigError(f"{runtime!r} is not a runtime; use one of {known}, or an object such as Container(…)")
+            raise ConfigError(f"{runtime!r} is not a runtime; use one of {names}, or an object such as Container(…)")
         return runtime
     if runtime not in RUNTIMES:
-        raise ConfigError(f"there is no runtime {runtime!r}; use one of {known}, or an object such as Container(…)")
+        raise ConfigError(f"there is no runtime {runtime!r}; use one of {names}, or an object such as Container(…)")
     module, _, name = RUNTIMES[runtime].partition(":")
     runtime_class: Any = getattr(importlib.import_module(module), name)
     created: Runtime = runtime_class()

@@ -34,7 +34,7 @@ class Histogram:
             self.maximum = seconds
 
     def quantile(self, q: float) -> float:
-        """The `q` quantile (0 to 1) in seconds, accurate to the width of a bucket; 0 if nothing was recorded."""
+        """The `q` quantile (0 to 1) in seconds, accurate to the width of a bucket. 0 if nothing was recorded."""
         left = q * self.count
         for bucket, count in enumerate(self._buckets):
             left -= count
@@ -59,7 +59,7 @@ class Holder:
     """The chain that holds a lease or waits for one."""
 
     chain: str = ""
-    """The chain's id; empty for a lease outside a rollout, for example from the command line."""
+    """The chain's id. Empty for a lease outside a rollout, for example from the command line."""
     task: str = ""
 
     def __str__(self) -> str:
@@ -95,7 +95,7 @@ class PoolMetrics:
     max_instances: int | None
     """None: no limit."""
     memory: int | None
-    """Bytes used by all instances; None if the runtime cannot measure it."""
+    """Bytes used by all instances. None if the runtime cannot measure it."""
     started: int
     """Instances started since the pool was created. The following counts are totals as well."""
     total_leases: int
@@ -106,7 +106,7 @@ class PoolMetrics:
     timeouts: int
     """Chains that waited longer than `wait_timeout`."""
     broken: str = ""
-    """Why no instance can be started; empty while starts are possible."""
+    """Why no instance can be started. Empty while starts are possible."""
     misconfigured: bool = False
     """Whether the cause is a configuration error, such as a missing extra, which no retry fixes."""
     leases: tuple[LeaseInfo, ...] = ()

@@ -1,7 +1,7 @@
 """The pool of one environment class: idle, leased and starting instances, and the queue of waiting requests.
 
 `Budget` limits all pools of a manager together. The next instance goes to the pool that has waiting requests and the
-fewest instances, so that no pool starves; ties go to the longest waiting request. An instance that an older request
+fewest instances, so that no pool starves. Ties go to the longest waiting request. An instance that an older request
 waits for is never evicted in favor of a newer one.
 """
 
@@ -24,7 +24,7 @@ from agentfly.threads import LoopTimer, call, run_within
 MAX_START_ATTEMPTS = 3
 """Consecutive failed starts, with no live instance, after which the waiting requests fail."""
 BACKOFF = 0.2
-"""Seconds between the first failed start and the next attempt; doubled after every further failure."""
+"""Seconds between the first failed start and the next attempt, doubled after every further failure."""
 MAX_BACKOFF = 30.0
 COOL_DOWN = 30.0
 """Seconds without a start after the last of these attempts."""
@@ -54,9 +54,9 @@ class Instance:
         """Current lease holders; more than one only for a shared instance."""
         self.idle_since = self.leased_at = time.monotonic()
         self.evict_reason = ""
-        """Why it must not be leased again; empty while it may be."""
+        """Why it must not be leased again. Empty while it may be."""
         self.pausing: asyncio.Task[None] | None = None
-        """The task that paused it; None while it is running."""
+        """The task that paused it. None while it is running."""
         self._lock: asyncio.Lock | None = None
 
     def __repr__(self) -> str:
@@ -196,19 +196,19 @@ class PoolState:
 
     @property
     def memory_per_instance(self) -> int:
-        """Declared bytes per instance; 0 if none are declared."""
+        """Declared bytes per instance. 0 if none are declared."""
         return self.settings.memory or 0
 
     @property
     def max_instances(self) -> int | None:
-        """Maximum number of instances; None: no limit."""
+        """Maximum number of instances. None: no limit."""
         if self.is_shared:
-            return 1 + sum(bool(each.evict_reason) for each in self.leased.values())
+            return 1 + sum(bool(instance.evict_reason) for instance in self.leased.values())
         return self.runtime.max_instances if self.settings.max_instances is None else self.settings.max_instances
 
     @property
     def head(self) -> LeaseRequest | None:
-        """The oldest waiting request; None if the queue is empty."""
+        """The oldest waiting request. None if the queue is empty."""
         queue = self.queue
         while queue and queue[0][2].future.done():
             heapq.heappop(queue)
@@ -222,10 +222,10 @@ class PoolState:
         return [request for *_, request in sorted(self.queue) if request.pending] if self.ready() else []
 
     def _shared_instance(self) -> Instance | None:
-        """The leased instance that further chains may lease as well; None if there is none, or it is not shared."""
+        """The leased instance that further chains may lease as well. None if there is none, or it is not shared."""
         if not self.is_shared:
             return None
-        return next((each for each in self.leased.values() if not each.evict_reason), None)
+        return next((instance for instance in self.leased.values() if not instance.evict_reason), None)
 
     def ready(self) -> bool:
         """Whether an instance can be leased immediately."""
@@ -260,12 +260,12 @@ class PoolState:
         worn_out = self.settings.max_uses is not None and instance.uses >= self.settings.max_uses
         return not instance.evict_reason and not worn_out
 
-    def record_start_failure(self, error: BaseException, begun: float) -> None:
+    def record_start_failure(self, error: BaseException, started_at: float) -> None:
         """Count a failed start that began at `begun`, and set the time of the next attempt."""
         self.failed_starts += 1
         failures = self.start_failures
         now = time.monotonic()
-        if begun < failures.last:
+        if started_at < failures.last:
             return
         failures.count += 1
         failures.last = now
@@ -286,23 +286,23 @@ class PoolState:
         """Count a request that waited too long; the error for it."""
         self.timeouts += 1
         limit = "" if self.max_instances is None else f" of at most {self.max_instances}"
-        holders = "; ".join(str(each.lease_info) for each in list(self.leased.values())[:8]) or "no chain"
-        more = f"; and {len(self.leased) - 8} more" if len(self.leased) > 8 else ""
+        holders = "; ".join(str(instance.lease_info) for instance in list(self.leased.values())[:8]) or "no chain"
+        omitted = f"; and {len(self.leased) - 8} more" if len(self.leased) > 8 else ""
         starting = "" if self.idle else f", {self.starting} starting"
-        blocking = next((each for each in request.pools if each is not self and not each.ready()), None)
+        blocking = next((pool for pool in request.pools if pool is not self and not pool.ready()), None)
         also = f" No {blocking.name} was ready either." if blocking else ""
         return QueueTimeout(
             f"no {self.name} was free within {seconds:g} s: {self.waiting} chains were waiting{starting}, "
-            f"{len(self.leased)}{limit} are leased: to {holders}{more}.{also} Raise max_instances or wait_timeout, or "
-            "run fewer chains at once."
+            f"{len(self.leased)}{limit} are leased: to {holders}{omitted}.{also} Raise max_instances or wait_timeout, "
+            "or run fewer chains at once."
         )
 
     def metrics(self) -> PoolMetrics:
         """A snapshot of the pool: counts under the same names, and what is derived."""
         alive = [*self.idle, *self.leased.values()]
-        sizes = [size for each in alive if (size := each.handle.memory()) is not None]
-        same = {each.name: getattr(self, each.name) for each in fields(PoolMetrics) if hasattr(self, each.name)}
-        own = {
+        sizes = [size for instance in alive if (size := instance.handle.memory()) is not None]
+        same = {field.name: getattr(self, field.name) for field in fields(PoolMetrics) if hasattr(self, field.name)}
+        derived = {
             "environment": self.name,
             "runtime": self.runtime.name,
             "warm": len(self.idle),
@@ -310,10 +310,10 @@ class PoolState:
             "memory": sum(sizes) if sizes else None,
             "broken": str(self.broken_error()) if self.start_failures.broken else "",
             "misconfigured": self.start_failures.broken and self.start_failures.misconfigured,
-            "leases": tuple(each.lease_info for each in self.leased.values()),
+            "leases": tuple(instance.lease_info for instance in self.leased.values()),
             "seconds": {name: getattr(self, name).summary for name in ("wait", "start", "reset", "step")},
         }
-        return PoolMetrics(**{**same, **own})
+        return PoolMetrics(**{**same, **derived})
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,9 +321,9 @@ class Budget:
     """Limits over all pools together."""
 
     instances: int | None = None
-    """Maximum number of instances; None: no limit."""
+    """Maximum number of instances. None: no limit."""
     memory: int | None = None
-    """Bytes, as declared by `Pool.memory` for each instance; None: no limit."""
+    """Bytes, as declared by `Pool.memory` for each instance. None: no limit."""
 
     @property
     def has_no_limit(self) -> bool:
@@ -344,13 +344,13 @@ class Budget:
     def fits(self, pool: PoolState, pools: Iterable[PoolState]) -> bool:
         """Whether one more instance of `pool` fits beside all instances of `pools`."""
         existing = list(pools)
-        if self.instances is not None and sum(each.count for each in existing) >= self.instances:
+        if self.instances is not None and sum(other.count for other in existing) >= self.instances:
             return False
-        used = sum(each.count * each.memory_per_instance for each in existing)
+        used = sum(other.count * other.memory_per_instance for other in existing)
         return self.memory is None or used + pool.memory_per_instance <= self.memory
 
     def find_evictable(self, pool: PoolState, pools: Iterable[PoolState]) -> PoolState | None:
-        """Another pool with an idle instance that may be closed to make room for `pool`; None if there is none."""
+        """Another pool with an idle instance that may be closed to make room for `pool`. None if there is none."""
         request = pool.head
         if request is None:
             return None
@@ -365,13 +365,14 @@ class Budget:
         """Whether an instance that was released must be closed to make room for a pool below its fair share."""
         if self.has_no_limit:
             return False
-        mine = pool.head
+        request = pool.head
         existing = list(pools)
         for other in existing:
-            theirs = other.head
-            if other is pool or theirs is None or other.num_to_start() <= 0 or self.fits(other, existing):
+            waiting = other.head
+            if other is pool or waiting is None or other.num_to_start() <= 0 or self.fits(other, existing):
                 continue
-            if mine is None or pool.count - other.count >= 2 or (other.count == 0 and theirs < mine):
+            # A difference of 1 is fair: closing here and starting there would only swap the counts, over and over.
+            if request is None or pool.count - other.count >= 2 or (other.count == 0 and waiting < request):
                 return True
         return False
 

@@ -108,18 +108,18 @@ async def create() -> AsyncIterator[Callable[[type[Environment]], Any]]:
         return handles[-1]
 
     yield make
-    await asyncio.gather(*(each.terminate() for each in handles))
+    await asyncio.gather(*(handle.terminate() for handle in handles))
 
 
 def running(mark: str) -> list[str]:
     """The processes with a mark in their command line."""
-    found = []
-    for place in Path("/proc").glob("[0-9]*"):
+    processes = []
+    for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            line = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            if mark in line and place.name != str(os.getpid()):
-                found.append(f"{place.name} {line[:80]}")
-    return found
+            line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if mark in line and folder.name != str(os.getpid()):
+                processes.append(f"{folder.name} {line[:80]}")
+    return processes
 
 
 def is_there(pid: int) -> list[int]:
@@ -127,7 +127,7 @@ def is_there(pid: int) -> list[int]:
 
 
 async def wait_for_tree(mark: str) -> None:
-    """Wait for the four processes of TREE: nobody waits for the one that starts the last."""
+    """Wait for the four processes of TREE. No process reaps the one that starts the last."""
     for _ in range(2400):  # a minute
         if len(running(mark)) >= 4:
             return
@@ -184,8 +184,8 @@ async def test_importable_class_is_imported(create: Any, monkeypatch: Any, tmp_p
 
 async def test_many_at_once_each_in_order(create: Any) -> None:
     worlds = [(await create()).environment for _ in range(4)]
-    said = await asyncio.gather(*(world.step() for world in worlds for _ in range(50)))
-    assert sorted(said) == sorted(f"step {n}" for _ in worlds for n in range(1, 51))
+    steps = await asyncio.gather(*(world.step() for world in worlds for _ in range(50)))
+    assert sorted(steps) == sorted(f"step {n}" for _ in worlds for n in range(1, 51))
     assert [world.steps for world in worlds] == [50] * 4
 
 
@@ -230,25 +230,25 @@ async def test_worker_output_goes_to_stderr(create: Any, capfd: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("act", "told"),
+    ("act", "message"),
     [
         (lambda env: env.kill(signal.SIGKILL), "its process ended with signal 9, Killed"),
         (lambda env: env.kill(signal.SIGSEGV), "its process ended with signal 11"),
         (lambda env: env.leave(3), "its process ended with status 3"),
     ],
 )
-async def test_death_during_a_call_is_reported(create: Any, act: Any, told: str) -> None:
+async def test_death_during_a_call_is_reported(create: Any, act: Any, message: str) -> None:
     handle = await create()
     env, other = handle.environment, (await create()).environment
     assert handle.exit_reason() is None
     waiting = asyncio.create_task(env.sleep(600))
-    with pytest.raises(EnvironmentFault, match=told):
+    with pytest.raises(EnvironmentFault, match=message):
         await call(act, env)
-    with pytest.raises(EnvironmentFault, match=told):
+    with pytest.raises(EnvironmentFault, match=message):
         await waiting
-    with pytest.raises(EnvironmentFault, match=told):
+    with pytest.raises(EnvironmentFault, match=message):
         await env.step()
-    assert told in handle.exit_reason()
+    assert message in handle.exit_reason()
     assert handle.memory() is None
     assert await other.step() == "step 1"
 
@@ -271,9 +271,9 @@ async def test_all_descendants_end_with_the_worker(create: Any) -> None:
     for handle, mark in zip((doomed, killed, other), marks, strict=True):
         await call(handle.environment.spawn, mark)
         await wait_for_tree(mark)
-    before = doomed.memory()
-    assert before is not None
-    assert before > 20 << 20
+    memory_before = doomed.memory()
+    assert memory_before is not None
+    assert memory_before > 20 << 20
     await doomed.terminate()
     assert running(marks[0]) == []
     with pytest.raises(EnvironmentFault):
@@ -315,7 +315,7 @@ async def test_failed_or_cancelled_create_leaves_nothing(tmp_path: Path) -> None
             time.sleep(600)
 
     get_supervisor().register("folder", str(tmp_path))  # its control socket is open before and after
-    before = open_descriptors()
+    descriptors_before = open_descriptors()
     with pytest.raises(ValueError, match="no world"):
         await ProcessRuntime().create(Bad)
     for seconds in (0.0, 0.001, 0.01, 0.1):
@@ -326,7 +326,7 @@ async def test_failed_or_cancelled_create_leaves_nothing(tmp_path: Path) -> None
             await housing
     with pytest.raises(ConfigError, match="cannot be sent to a worker"):
         await ProcessRuntime().create(_class_with_a_lock())
-    assert await leaked_descriptors(before) == set()
+    assert await leaked_descriptors(descriptors_before) == set()
     below = Path(f"/proc/{get_supervisor().pid}/task/{get_supervisor().pid}/children")
     assert await none_left(lambda: below.read_text().split()) == []
 

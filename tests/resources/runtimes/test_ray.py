@@ -60,7 +60,7 @@ class Counter(Environment):
 
     @tool
     async def press(self, times: int) -> str:
-        """Press the button so many times."""
+        """Press the button the given number of times."""
         self.shown += times
         return f"The counter shows {self.shown}."
 
@@ -156,9 +156,9 @@ async def test_instance_in_an_actor(counter: ActorHandle) -> None:
 
 async def test_instances_are_spread_over_the_nodes(cluster: Any) -> None:
     housed = await asyncio.gather(*[RayRuntime().create(Counter) for _ in range(4)])
-    worlds: list[Any] = [each.environment for each in housed]
+    worlds: list[Any] = [handle.environment for handle in housed]
     assert len({await world.node() for world in worlds}) == 2
-    await asyncio.gather(*[each.terminate() for each in housed])
+    await asyncio.gather(*[handle.terminate() for handle in housed])
 
 
 async def test_cancellation_is_forwarded(counter: ActorHandle) -> None:
@@ -214,12 +214,12 @@ async def test_infeasible_resources_are_rejected(cluster: Any) -> None:
 
 
 async def test_resources_in_use_are_waited_for(cluster: Any) -> None:
-    place = RayRuntime(resources={"slot": 1})
-    first = await place.create(Counter)
+    runtime = RayRuntime(resources={"slot": 1})
+    first = await runtime.create(Counter)
     with pytest.raises(TimeoutError):  # and nothing is left of it that would take the slot
         async with asyncio.timeout(0.5):
-            await place.create(Counter)
-    second = asyncio.create_task(place.create(Counter))
+            await runtime.create(Counter)
+    second = asyncio.create_task(runtime.create(Counter))
     await asyncio.sleep(0.5)
     assert not second.done()
     await first.terminate()
@@ -263,12 +263,12 @@ async def test_cancelled_request_holds_no_lease(shared: RayManager) -> None:
     await ask(60)
     for milliseconds in range(0, 20, 2):
         await asyncio.gather(*[ask(milliseconds / 1000) for _ in range(5)])
-    await until(lambda: [(each.leased, each.waiting) for each in shared.pool_metrics()] == [(0, 0)])
+    await until(lambda: [(pool.leased, pool.waiting) for pool in shared.pool_metrics()] == [(0, 0)])
     await ask(60)
 
 
 async def test_leases_of_killed_process_are_released(cluster: Any, shared: RayManager) -> None:
-    buried = sum(each.evicted for each in shared.pool_metrics())
+    buried = sum(pool.evicted for pool in shared.pool_metrics())
     environment = {**os.environ, "RAY_ADDRESS": cluster.address, "PYTHONPATH": os.pathsep.join(sys.path)}
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-c", SECOND_CLIENT, shared.name, stdout=subprocess.PIPE, env=environment
@@ -277,20 +277,20 @@ async def test_leases_of_killed_process_are_released(cluster: Any, shared: RayMa
     assert await child.stdout.readline() == b"held\n"
     async with shared.leases(TASK, [Counter]) as leases:
         waiting = asyncio.create_task(leases.get(Counter))
-        await until(lambda: [each.waiting for each in shared.pool_metrics()] == [2])
+        await until(lambda: [pool.waiting for pool in shared.pool_metrics()] == [2])
         child.send_signal(signal.SIGKILL)
         await child.wait()
         async with asyncio.timeout(60):
             assert (await waiting).shown == 0
-        assert [(each.leased, each.evicted) for each in shared.pool_metrics()] == [(1, buried + 1)]
+        assert [(pool.leased, pool.evicted) for pool in shared.pool_metrics()] == [(1, buried + 1)]
 
 
 async def test_dead_manager_is_a_fault_and_ends_its_instances(cluster: Any) -> None:
     shared = RayManager("mortal", {Counter: ONE})
-    async with shared.leases(TASK, [Counter]) as leases, shared.leases(TASK, [Counter]) as others:
+    async with shared.leases(TASK, [Counter]) as leases, shared.leases(TASK, [Counter]) as other_leases:
         world = await leases.get(Counter)
         pid = await world.pid()
-        waiting = asyncio.create_task(others.get(Counter))
+        waiting = asyncio.create_task(other_leases.get(Counter))
         await until(lambda: shared.pool_metrics()[0].waiting == 1)
         ray.kill(ray.get_actor(shared.name, namespace="agentfly"))
         with pytest.raises(EnvironmentFault, match=f"the manager '{shared.name}' cannot be reached: "):
@@ -336,7 +336,7 @@ def roll(manager: RayManager, chains: int) -> list[tuple[str, float]]:
         agent = byte_agent([call("press", times=7), "done"], tools=[Counter.press], reward=shows_seven, manager=manager)
         result = await agent.run(messages=TASK.messages, num_chains=chains)
         await manager.close()
-        return [(each.stop.value, each.reward) for each in result.trajectories]
+        return [(chain.stop.value, chain.reward) for chain in result.trajectories]
 
     return asyncio.run(run())
 
@@ -372,9 +372,9 @@ async def test_chains_survive_the_loss_of_a_node(cluster: Any) -> None:
     node = cluster.add_node(num_cpus=4, **SMALL)
     manager = RayManager("outlives", {Counter: Pool(max_instances=7, runtime=RayRuntime(num_cpus=0.5))})
     await manager.warm_up([Counter])
-    there = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": OnNode(node.node_id, soft=False)}
-    holding = ray.remote(hold).options(**there).remote(manager)
-    await until(lambda: [each.leased for each in manager.pool_metrics()] == [1])
+    options = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": OnNode(node.node_id, soft=False)}
+    holding = ray.remote(hold).options(**options).remote(manager)
+    await until(lambda: [pool.leased for pool in manager.pool_metrics()] == [1])
     seen: dict[int, str] = {}
     died = asyncio.Event()
 
@@ -396,11 +396,11 @@ async def test_chains_survive_the_loss_of_a_node(cluster: Any) -> None:
     result = await agent.run(messages=TASK.messages, num_chains=12)
     await killing
     assert len(set(seen.values())) == 3
-    assert [(each.stop, each.reward) for each in result.trajectories] == [(StopReason.ANSWER, 1.0)] * 12
-    faults = [each.message for trajectory in result.trajectories for each in trajectory.failures]
+    assert [(chain.stop, chain.reward) for chain in result.trajectories] == [(StopReason.ANSWER, 1.0)] * 12
+    faults = [failure.message for trajectory in result.trajectories for failure in trajectory.failures]
     assert len(faults) == list(seen.values()).count(node.node_id) > 0
     assert all(f"({node.node_id[:8]}) is lost" in fault for fault in faults)
-    await until(lambda: [(each.leased, each.evicted) for each in manager.pool_metrics()] == [(0, len(faults) + 1)])
+    await until(lambda: [(pool.leased, pool.evicted) for pool in manager.pool_metrics()] == [(0, len(faults) + 1)])
     with pytest.raises(ray.exceptions.RayError):
         await holding
     await manager.close()
@@ -419,4 +419,4 @@ async def test_no_manager_outlives_its_clients(cluster: Any) -> None:
 
 
 def names() -> list[str]:
-    return [each["name"] for each in ray.util.list_named_actors(all_namespaces=True)]
+    return [actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)]

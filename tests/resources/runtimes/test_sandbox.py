@@ -84,10 +84,10 @@ async def test_chain_acts_in_sandbox_instance(manager: ResourceManager) -> None:
 async def test_sandbox_instance_runs_as_another_user(manager: ResourceManager) -> None:
     async with manager.leases(Task.of("Q"), [Counter]) as leases:
         counter = await leases.get(Counter)
-        there = await asyncio.to_thread(counter.where)
-    assert there["pid"] != os.getpid()
-    assert there["uid"] != 0
-    assert there["home"] is False
+        folder = await asyncio.to_thread(counter.where)
+    assert folder["pid"] != os.getpid()
+    assert folder["uid"] != 0
+    assert folder["home"] is False
 
 
 async def test_ended_session_is_a_fault_and_is_replaced(manager: ResourceManager) -> None:
@@ -96,7 +96,7 @@ async def test_ended_session_is_a_fault_and_is_replaced(manager: ResourceManager
     assert trajectory.stop.value == "environment_fault"
     async with manager.leases(Task.of("Q"), [Counter]) as leases:
         assert (await leases.get(Counter)).shown == 0
-    assert sum(each.evicted for each in manager.pool_metrics()) == 1
+    assert sum(pool.evicted for pool in manager.pool_metrics()) == 1
 
 
 async def test_sandbox_memory_is_limited() -> None:

@@ -57,8 +57,8 @@ def write(value: Any, limit: int = LIMIT, images: bool = True) -> str:
     try:
         text = json.dumps(_Encoder(limit, images).encode(value), ensure_ascii=False, separators=(",", ":"))
     except _UnsupportedType as error:
-        whole, part = f"a {type(value).__name__}", f"a {error}"
-        raise NotSerializable(whole if whole == part else f"{whole} with {part} in it") from None
+        whole, detail = f"a {type(value).__name__}", f"a {error}"
+        raise NotSerializable(whole if whole == detail else f"{whole} with {detail} in it") from None
     except RecursionError:
         raise NotSerializable(f"a {type(value).__name__} that contains itself, or is nested too deep") from None
     if len(text) > limit or (not text.isascii() and len(text.encode("utf-8", "surrogatepass")) > limit):
@@ -102,18 +102,18 @@ class _Encoder:
             self._charge(2 * _ITEM_SIZE * len(value))
             if all(isinstance(key, str) and not key.startswith("!") for key in value):
                 self._charge(sum(map(len, value)))
-                return {key: self.encode(each) for key, each in value.items()}
-            pairs = [[self.encode(key), self.encode(each)] for key, each in value.items()]
+                return {key: self.encode(member) for key, member in value.items()}
+            pairs = [[self.encode(key), self.encode(member)] for key, member in value.items()]
             self._charge_keys(len(pairs))
             return {"!dict": pairs}
         if cls is list or cls in _COLLECTIONS:
             self._charge(_ITEM_SIZE * len(value))
-            items = [self.encode(each) for each in value]
+            items = [self.encode(member) for member in value]
             if cls is set or cls is frozenset:
                 self._charge_keys(len(items))
             return items if cls is list else {_COLLECTIONS[cls]: items}
         if cls is _RECORDS.get(cls.__name__):
-            return {f"!{cls.__name__}": [self.encode(getattr(value, each.name)) for each in fields(value)]}
+            return {f"!{cls.__name__}": [self.encode(getattr(value, field.name)) for field in fields(value)]}
         if isinstance(value, bytes | bytearray):
             return {"!bytes": self._encode_bytes(value)}
         package = cls.__module__.partition(".")[0]
@@ -147,13 +147,13 @@ class _TagDecoder:
     def __init__(self) -> None:
         self._keys_left = MAX_KEYS
 
-    def decode(self, found: dict[str, Any]) -> Any:
+    def decode(self, encoded: dict[str, Any]) -> Any:
         """The value of one JSON object. Raises ValueError, TypeError or KeyError if it is malformed."""
-        tag = next(iter(found), "")
+        tag = next(iter(encoded), "")
         if not tag.startswith("!"):
-            return found
-        content = found[tag]
-        if len(found) > 1:
+            return encoded
+        content = encoded[tag]
+        if len(encoded) > 1:
             raise ValueError("a tag among other keys")
         if tag == "!int":
             return int(content, 16)

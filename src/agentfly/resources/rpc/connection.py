@@ -29,7 +29,7 @@ class FrameProtocol(asyncio.Protocol):
         self._buffer = FrameBuffer(self.limits)
         self._transport: asyncio.Transport | None = None
         self.broken = ""
-        """The protocol error that closed the connection; empty if the other end disconnected."""
+        """The protocol error that closed the connection. Empty if the other end disconnected."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -101,7 +101,7 @@ class RpcConnection(FrameProtocol):
                 raise
             finally:
                 del self._waiting[number]
-        if answer is None:
+        if answer is None:  # what it sent explains more than how it ended, which is then our own kill
             raise EnvironmentFault(self.broken or await self._exit_reason())
         return answer
 

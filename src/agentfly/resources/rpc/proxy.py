@@ -1,7 +1,7 @@
 """Host side: an object of the environment's own class whose methods run where the instance is.
 
 Public methods and properties are forwarded. Public attributes are mirrored: each answer has those that changed. Private
-ones do not exist on the proxy. An async method stays async; a plain one blocks the calling thread.
+ones do not exist on the proxy. An async method stays async. A plain one blocks the calling thread.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ _RAISABLE: dict[str, Any] = {
 def _rebuild_error(encoded: Any) -> Exception:
     """The exception to raise for an encoded remote error."""
     classes, text, trace = encoded["classes"], encoded["text"], encoded["trace"]
-    if not all(isinstance(each, str) for each in (text, trace, *classes)):
+    if not all(isinstance(text_field, str) for text_field in (text, trace, *classes)):
         raise TypeError("an error that is not text")
     base = next((_RAISABLE[name] for name in classes if name in _RAISABLE), Exception)
     error = base(text) if issubclass(base, AgentFlyError) else _error_type(str(classes[0])[:100], base)(text)
@@ -191,7 +191,7 @@ def _error_type(name: str, base: type[Any]) -> type[Exception]:
 
 
 _NOT_FORWARDED = (staticmethod, classmethod, type, MemberDescriptorType)
-"""Attributes that need no instance are used locally; the value of a slot is mirrored."""
+"""Attributes that need no instance are used locally. The value of a slot is mirrored."""
 
 
 @functools.lru_cache(maxsize=256)
@@ -257,14 +257,14 @@ class _ProxyBase:
             return vars(self)[name]
         cls, remote = type(self).__name__, vars(self).get("_remote")
         if name.startswith("_"):
-            why = f"{cls}.{name} is private, and exists only in the worker the instance lives in"
+            reason = f"{cls}.{name} is private, and exists only in the worker the instance lives in"
         elif remote is not None and remote.not_mirrored.get(name) == TOO_BIG and not _in_event_loop():
             return remote.wait("get", name)
         elif remote is not None and name in remote.not_mirrored:
-            why = f"{cls}.{name} cannot leave its worker: {remote.not_mirrored[name]}"
+            reason = f"{cls}.{name} cannot leave its worker: {remote.not_mirrored[name]}"
         else:
             raise AttributeError(f"{cls} has no attribute {name!r} in its worker, as of its last answer")
-        raise AttributeError(f"{why}; give {cls} a method that returns what you need of it")
+        raise AttributeError(f"{reason}; give {cls} a method that returns what you need of it")
 
     def __setattr__(self, name: str, value: Any) -> None:
         cls = type(self).__name__

@@ -1,7 +1,7 @@
 """Serves one environment instance where it runs: executes requests and answers with plain data.
 
 Needs only the standard library and cloudpickle, so that it runs in any Python. A request is the pickled tuple
-`(seen, operation, name, args, kwargs)`; an answer is `{"value" | "error", "version", "attributes"}`. `attributes` are
+`(seen, operation, name, args, kwargs)`. An answer is `{"value" | "error", "version", "attributes"}`. `attributes` are
 the public attributes that changed after version `seen`, so the next answer makes up for one that was lost or late.
 """
 
@@ -24,7 +24,7 @@ from agentfly.threads import call
 MIRROR_LIMIT = 64 << 10
 """Size limit in bytes of the mirrored public attributes: every answer costs the time to inspect them."""
 OWNER = "AGENTFLY_OWNER"
-"""Environment variable with the name of the process that a worker belongs to; the host's environment never sets it."""
+"""Environment variable with the name of the process that a worker belongs to. The host's environment never sets it."""
 _MAX_TRACE = 8000
 _GONE, _BIG = "{}", '{"too_big":true}'
 
@@ -61,9 +61,9 @@ class RpcServer:
                 sys.path[:] = host_state["path"]
                 os.chdir(host_state["folder"])
                 environ = host_state["environ"]
-                for each in set(os.environ) - set(environ) - {OWNER}:
-                    del os.environ[each]
-                os.environ.update({each: environ[each] for each in environ if each != OWNER})
+                for name in set(os.environ) - set(environ) - {OWNER}:
+                    del os.environ[name]
+                os.environ.update({name: environ[name] for name in environ if name != OWNER})
             self._instance = pickle.loads(pickled_class)()
             return "null"
         if operation == "get":

@@ -47,7 +47,7 @@ class ProcessRuntime:
 
 
 def tree_memory(pid: int) -> int | None:
-    """Proportional set size in bytes of a process and all its descendants; None on systems other than Linux."""
+    """Proportional set size in bytes of a process and all its descendants. None on systems other than Linux."""
     if sys.platform != "linux":
         return None
     total = 0

@@ -48,21 +48,21 @@ class Supervisor:
 
     @property
     def pid(self) -> int | None:
-        """The supervisor's process id; None while it is not running."""
+        """The supervisor's process id. None while it is not running."""
         return self._running.process.pid if self._running else None
 
     def open(self, load: str = "agentfly") -> Worker:
         """Start a worker that serves requests on `worker.socket`, with the module `load` already imported."""
-        ours, theirs = socket.socketpair()
+        host_end, worker_end = socket.socketpair()
         exit_pipe, exit_writer = os.pipe()
         try:
             number = next(self._numbers)
-            with theirs:
+            with worker_end:
                 command = {"do": "open", "number": number, "load": load}
-                running = self._send(command, theirs.fileno(), exit_writer)
-            return Worker(running, number, ours, exit_pipe)
+                running = self._send(command, worker_end.fileno(), exit_writer)
+            return Worker(running, number, host_end, exit_pipe)
         except BaseException:
-            ours.close()
+            host_end.close()
             os.close(exit_pipe)
             raise
         finally:
@@ -71,7 +71,7 @@ class Supervisor:
     def register(self, kind: str, what: str) -> None:
         """Have a `folder` or a `container` (`<address of the Docker API> <id>`) removed when this process is gone.
 
-        Call it before creating the resource, so that no kill can come in between; a missing resource is ignored.
+        Call it before creating the resource, so that no kill can come in between. A missing resource is ignored.
         """
         if kind not in ("folder", "container"):
             raise ValueError(f"a supervisor removes a folder or a container, not a {kind!r}")
@@ -129,23 +129,23 @@ class _SupervisorHandle:
 
     @classmethod
     def start(cls) -> _SupervisorHandle:
-        # Both types keep message boundaries; only SEQPACKET, which only Linux has, reports that the peer is gone.
+        # Both types keep message boundaries. Only SEQPACKET, which only Linux has, reports that the peer is gone.
         socket_type = socket.SOCK_SEQPACKET if sys.platform == "linux" else socket.SOCK_DGRAM
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket_type)
-        ours.settimeout(_SEND_SECONDS)
-        path = [str(Path(agentfly.__file__).parents[1]), *(os.path.abspath(each) for each in sys.path)]
-        with theirs:
-            program = _PROGRAM.format(theirs.fileno(), os.getpid(), path=path)
+        host_end, supervisor_end = socket.socketpair(socket.AF_UNIX, socket_type)
+        host_end.settimeout(_SEND_SECONDS)
+        path = [str(Path(agentfly.__file__).parents[1]), *(os.path.abspath(folder) for folder in sys.path)]
+        with supervisor_end:
+            program = _PROGRAM.format(supervisor_end.fileno(), os.getpid(), path=path)
             process = subprocess.Popen(
                 [sys.executable, "-P", "-c", program],
                 stdin=subprocess.DEVNULL,
                 stdout=2,
                 cwd="/",
                 env={**os.environ, OWNER: process_name(os.getpid()) or ""},
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(supervisor_end.fileno(),),
                 start_new_session=True,  # Ctrl-C goes to this process only, which decides what happens to its workers
             )
-        return cls(process, ours)
+        return cls(process, host_end)
 
     @property
     def alive(self) -> bool:
@@ -185,13 +185,13 @@ class Worker:
 
     @property
     def guardian(self) -> int | None:
-        """Process id of the guardian; None before it has started and after all processes have ended."""
+        """Process id of the guardian. None before it has started and after all processes have ended."""
         exit_reason = self.poll()
         first = self._received.partition(b"\n")[0]
         return int(first) if exit_reason is None and first.isdigit() else None
 
     def poll(self) -> str | None:
-        """Why the worker ended, once all its processes have; None while it runs."""
+        """Why the worker ended, once all its processes have. None while it runs."""
         while self._exit_reason is None:
             try:
                 data = os.read(self._exit_pipe, 4096)

@@ -31,9 +31,9 @@ from agentfly.sandbox.inside import guardian, kernel, process_tree
 from agentfly.sandbox.owner import is_leftover, remove_folder, remove_leftover_folders
 
 SUPERVISOR, WORKER = "agentfly-superv", "agentfly-worker"
-"""Process names; the kernel keeps fifteen characters."""
+"""Process names. The kernel keeps fifteen characters."""
 PROGRAM = "agentfly.resources.supervisor.process"
-"""The module that a supervisor runs; it is in the command line from the first moment."""
+"""The module that a supervisor runs. It is in the command line from the first moment."""
 LINUX = sys.platform == "linux"
 _END_SECONDS = 30.0
 
@@ -78,7 +78,7 @@ class SupervisorProcess:
         self._receive()  # commands sent just before the owner died
 
     def _receive(self) -> bool:
-        """Execute all pending commands; False if the socket is closed."""
+        """Execute all pending commands. False if the socket is closed."""
         while True:
             try:
                 message, files, _, _ = socket.recv_fds(self._control, 65536, 4)
@@ -203,17 +203,17 @@ def _set_process_name(name: str) -> None:
         Path("/proc/self/comm").write_text(name)
 
 
-def sweep(own: str) -> None:
+def sweep(owner_name: str) -> None:
     """Kill the marked processes and remove the named folders of owners that are gone.
 
     Also kills the processes of the owner `own`, left by an earlier supervisor of the same owner. Never kills a
     supervisor, or an interpreter that is about to become one: it may be cleaning up.
     """
     for process, owner in iter_owners():
-        if (owner == own or is_leftover(owner)) and process.pid != os.getpid():
+        if (owner == owner_name or is_leftover(owner)) and process.pid != os.getpid():
             with contextlib.suppress(psutil.Error):
                 name = process.name()
-                starting = name != WORKER and any(PROGRAM in each for each in process.cmdline())
+                starting = name != WORKER and any(PROGRAM in argument for argument in process.cmdline())
                 if name != SUPERVISOR and not starting:  # workers share the supervisor's command line
                     process.kill()
     remove_leftover_folders()
@@ -233,7 +233,7 @@ def remove(kind: str, what: str) -> None:
         with contextlib.suppress(OSError, EnvironmentFault):
             remove_folder(Path(what))
         return
-    import docker  # these are seldom needed; a process that registers a container has them
+    import docker  # these are seldom needed. A process that registers a container has them
     from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_incrementing
 
     address, _, container = what.rpartition(" ")

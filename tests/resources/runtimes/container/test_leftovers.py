@@ -59,16 +59,16 @@ async def test_opening_may_be_cancelled(sandbox: ContainerSandbox, engine: Podma
 
 
 async def test_closing_leaves_nothing(engine: Podman) -> None:
-    descriptors, before = open_descriptors(), mine(engine)
+    descriptors, containers_before = open_descriptors(), mine(engine)
     async with await open_sandbox(Container(image=IMAGE)) as sandbox:
         sessions = await asyncio.gather(*(sandbox.open_session(SMALL) for _ in range(3)))
         hanging = asyncio.create_task(sessions[0].run("import time; time.sleep(60)"))
         await sessions[1].close()
         await sessions[1].close()
         await sessions[2].pause()
-        assert len(mine(engine)) == len(before) + 2
+        assert len(mine(engine)) == len(containers_before) + 2
     assert (await hanging).end is EndReason.DIED
-    assert mine(engine) == before
+    assert mine(engine) == containers_before
     with pytest.raises(EnvironmentFault, match="closed"):
         await sandbox.open_session()
     assert await leaked_descriptors(descriptors) == set()
@@ -111,11 +111,15 @@ async def test_next_start_removes_leftover_containers(engine: Podman, sandbox: C
     dead = (process_name(os.getpid()) or "").replace(str(os.getpid()), "1000000000")
     from agentfly.resources.runtimes.container.engine import BOOT_LABEL, OWNER_LABEL, owner_labels  # needs docker
 
-    here, there = {**owner_labels(), OWNER_LABEL: dead}, {OWNER_LABEL: dead, BOOT_LABEL: "another"}
+    here, labels_elsewhere = {**owner_labels(), OWNER_LABEL: dead}, {OWNER_LABEL: dead, BOOT_LABEL: "another"}
     running, stopped = ["sleep", "600"], ["true"]
     session = await sandbox.open_session(SMALL)
     with engine.client() as client:
-        for name, labels, line in (("a", here, running), ("b", there, running), ("c", there, stopped)):
+        for name, labels, line in (
+            ("a", here, running),
+            ("b", labels_elsewhere, running),
+            ("c", labels_elsewhere, stopped),
+        ):
             alone = client.create_host_config(network_mode="none")
             client.create_container(IMAGE, entrypoint=line, name=f"test-{name}", labels=labels, host_config=alone)
             client.start(f"test-{name}")

@@ -28,10 +28,10 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.usefixtures
     ],
 )
 async def test_container_that_cannot_start(engine: Podman, container: Container, words: str) -> None:
-    before = engine.containers()
+    containers_before = engine.containers()
     with pytest.raises(SandboxUnavailable, match=words):
         await open_sandbox(container)
-    assert engine.containers() == before
+    assert engine.containers() == containers_before
 
 
 @UNCONNECTED

@@ -56,10 +56,10 @@ async def test_repair_in_the_folder_of_an_image() -> None:
 def files_of(*libraries: str) -> dict[str, str]:
     """The sources of libraries that an image may lack."""
     homes = [Path(str(importlib.import_module(name).__file__)) for name in libraries]
-    found = {home.name: home for home in homes if home.stem != "__init__"}
+    sources = {home.name: home for home in homes if home.stem != "__init__"}
     for folder in (home.parent for home in homes if home.stem == "__init__"):
-        found |= {path.relative_to(folder.parent).as_posix(): path for path in folder.rglob("*.py")}
-    return {name: path.read_text() for name, path in found.items()}
+        sources |= {path.relative_to(folder.parent).as_posix(): path for path in folder.rglob("*.py")}
+    return {name: path.read_text() for name, path in sources.items()}
 
 
 async def test_pytest_runs_in_a_fresh_container_of_the_image() -> None:

@@ -35,7 +35,7 @@ async def test_chains_act_in_containers_that_pause_and_are_removed(
     engine: Podman, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(allocator, "PAUSE_AFTER", 0.05)
-    before = engine.containers()
+    containers_before = engine.containers()
     manager = ResourceManager({Counter: Pool(runtime=Container(IMAGE), max_instances=2)})
     script = [call("press", times=3), "done"]
     agent = byte_agent(script, tools=[Counter], reward=reached, manager=manager)
@@ -48,23 +48,23 @@ async def test_chains_act_in_containers_that_pause_and_are_removed(
     (again,) = await agent.run({"question": "Go.", "start": 1, "target": 4})  # one is woken
     assert again.reward == 1.0
     await manager.close()
-    assert engine.containers() == before
+    assert engine.containers() == containers_before
 
 
 async def test_a_container_killed_from_outside_is_a_fault_and_is_replaced(engine: Podman) -> None:
     manager = ResourceManager({Counter: replace(Counter.pool, runtime=Container(IMAGE))})
-    before = engine.containers()
+    containers_before = engine.containers()
     async with manager.leases(Task.of("Q"), [Counter]) as leases:
         await leases.get(Counter)
     with engine.client() as client:
-        for name in set(engine.containers()) - set(before):
+        for name in set(engine.containers()) - set(containers_before):
             client.kill(name)
     async with manager.leases(Task.of("Q"), [Counter]) as leases:
         assert (await leases.get(Counter)).shown == 0
     (figures,) = manager.pool_metrics()
     assert (figures.evicted, figures.started) == (1, 2)
     await manager.close()
-    assert engine.containers() == before
+    assert engine.containers() == containers_before
 
 
 def count_paused_containers(engine: Podman) -> int:

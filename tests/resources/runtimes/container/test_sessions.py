@@ -70,21 +70,21 @@ async def test_sandbox_capabilities(sandbox: ContainerSandbox) -> None:
 
 async def test_reset_removes_state_and_files(session: Session, engine: Podman) -> None:
     await session.run("x = 1; open('f', 'w').close()")
-    before = engine.containers()
+    containers_before = engine.containers()
     await session.reset()
     assert await session.list_files() == []
     assert (await session.run("x")).error == "NameError: name 'x' is not defined"
-    assert len(engine.containers()) == len(before)
+    assert len(engine.containers()) == len(containers_before)
 
 
 async def test_eight_at_once(sandbox: ContainerSandbox) -> None:
     sessions = await asyncio.gather(*(sandbox.open_session(SMALL) for _ in range(8)))
     try:
-        await asyncio.gather(*(each.run(f"mine = {n}; open('/tmp/f', 'x')") for n, each in enumerate(sessions)))
-        found = await asyncio.gather(*(each.run("mine") for each in sessions))
-        assert [outcome.value for outcome in found] == [str(number) for number in range(8)]
+        await asyncio.gather(*(session.run(f"mine = {n}; open('/tmp/f', 'x')") for n, session in enumerate(sessions)))
+        outcomes = await asyncio.gather(*(session.run("mine") for session in sessions))
+        assert [outcome.value for outcome in outcomes] == [str(number) for number in range(8)]
     finally:
-        await asyncio.gather(*(each.close() for each in sessions))
+        await asyncio.gather(*(session.close() for session in sessions))
 
 
 TICKING = """
@@ -242,8 +242,8 @@ got
 
 
 async def test_requested_settings_are_applied(engine: Podman) -> None:
-    wanted = Container(image=IMAGE, read_only=False, user="0:0", environment={"COLOUR": "blue"})
-    async with await open_sandbox(wanted) as sandbox:
+    container = Container(image=IMAGE, read_only=False, user="0:0", environment={"COLOUR": "blue"})
+    async with await open_sandbox(container) as sandbox:
         session = await sandbox.open_session(Limits(cpus=0.5))
         code = "open('/usr/own', 'w').close()\nos.getuid(), os.environ['COLOUR'], os.listdir('/sys/class/net')"
         assert (await session.run(f"import os\n{code}")).value == "(0, 'blue', ['lo'])"
@@ -252,6 +252,6 @@ async def test_requested_settings_are_applied(engine: Podman) -> None:
             settings = client.inspect_container(session._host.name)["HostConfig"]
         assert settings["NanoCpus"] == 500_000_000
         assert sandbox.capabilities.disk == "none"
-    assert wanted.settings(Limits(), podman=True)[1]["network_mode"] == "none"
+    assert container.settings(Limits(), podman=True)[1]["network_mode"] == "none"
     assert Container(image=IMAGE, network=True).settings(Limits(), podman=True)[1]["network_mode"] is None
-    assert "nr_inodes=10000" in wanted.settings(Limits(), podman=False)[1]["tmpfs"]["/session"]
+    assert "nr_inodes=10000" in container.settings(Limits(), podman=False)[1]["tmpfs"]["/session"]

@@ -50,20 +50,20 @@ class ContainerEngine:
                     "socket (ssh -N -L /tmp/engine.sock:/var/run/docker.sock HOST) and set DOCKER_HOST=unix:///tmp/engine.sock"
                 )
             api = docker.APIClient(version="auto", timeout=_API_SECONDS, max_pool_size=_MAX_CONNECTIONS, **settings)
-            parts = api.version().get("Components") or []
-            podman = any("podman" in part["Name"].lower() for part in parts)
+            components = api.version().get("Components") or []
+            podman = any("podman" in component["Name"].lower() for component in components)
             engine = cls(address, api, api.info(), podman=podman)
             missing = [name for name in ("MemoryLimit", "PidsLimit") if not engine._info.get(name)]
             # A rootless engine with cgroup v1 accepts the limits and ignores them.
-            rootless = any("rootless" in each for each in engine._info.get("SecurityOptions") or ())
+            rootless = any("rootless" in option for option in engine._info.get("SecurityOptions") or ())
             if missing or (rootless and engine._info.get("CgroupVersion") == "1"):
                 raise SandboxUnavailable(
                     f"this container engine cannot hold a container to its limits ({', '.join(missing) or 'rootless'}, "
                     f"{engine.cgroup}); run it as root, or on a machine with cgroup v2"
                 )
-            for each in api.containers(all=True, filters={"label": [OWNER_LABEL]}):
-                if is_orphan(each["Labels"], stopped=each["State"] in ("exited", "dead")):
-                    engine.remove(each["Id"])
+            for container in api.containers(all=True, filters={"label": [OWNER_LABEL]}):
+                if is_orphan(container["Labels"], stopped=container["State"] in ("exited", "dead")):
+                    engine.remove(container["Id"])
         except BaseException as error:
             if api:
                 api.close()
@@ -94,10 +94,10 @@ class ContainerEngine:
             with self._translate_errors(f"start a container of {image!r}"):
                 # An engine may ignore the requested runtime, which may be a stronger boundary than its default.
                 runtime = host_settings.get("runtime")
-                found = self._api.inspect_container(name)["HostConfig"].get("Runtime") if runtime else None
-                if found != runtime:
+                used_runtime = self._api.inspect_container(name)["HostConfig"].get("Runtime") if runtime else None
+                if used_runtime != runtime:
                     raise SandboxUnavailable(
-                        f"the engine took runtime {found!r} where {runtime!r} was asked for; it knows "
+                        f"the engine took runtime {used_runtime!r} where {runtime!r} was asked for; it knows "
                         f"{', '.join(self._info.get('Runtimes') or ())}. podman takes it from containers.conf only"
                     )
                 response = self._api.attach_socket(name, params={"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1})
@@ -110,7 +110,7 @@ class ContainerEngine:
         except BaseException as error:
             if attached:
                 attached.close()
-            not_found = any(each in str(error) for each in ("not found", "no such file", "No such file"))
+            not_found = any(phrase in str(error) for phrase in ("not found", "no such file", "No such file"))
             if program in str(error) and not_found:
                 raise SandboxUnavailable(
                     f"image {image!r} has no {program}: take one with Python 3.9 or later, or name its interpreter "
@@ -145,7 +145,7 @@ class ContainerEngine:
             (self._api.pause if paused else self._api.unpause)(name)
 
     def memory(self, name: str) -> int | None:
-        """Memory usage in bytes; None if the engine does not report it."""
+        """Memory usage in bytes. None if the engine does not report it."""
         with self._translate_errors("report a container's memory"):
             used = self._api.stats(name, stream=False, one_shot=True).get("memory_stats", {}).get("usage")
         return None if used is None else int(used)
@@ -200,7 +200,7 @@ def owner_labels() -> dict[str, str]:
 def is_orphan(labels: Mapping[str, str], stopped: bool) -> bool:
     """Whether the process that created a container is gone.
 
-    For a process of another machine, boot or pid namespace this is unknown; its container counts as abandoned once it
+    For a process of another machine, boot or pid namespace this is unknown. Its container counts as abandoned once it
     has `stopped`.
     """
     process = labels[OWNER_LABEL]

@@ -58,7 +58,7 @@ class Container:
     """Whether only the working folder, /tmp and similar folders are writable. False: a session may also write to its
     own copy of the image, on the engine's disk, without a limit."""
     runtime: str | None = None
-    """OCI runtime, for example `runsc` (gVisor); None: the engine's default."""
+    """OCI runtime, for example `runsc` (gVisor). None: the engine's default."""
     environment: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Additional environment variables; user code can read them."""
 

@@ -69,7 +69,7 @@ class RayManager(ResourceManager):
         """Connect on first use.
 
         name: processes that use the same name in the same cluster share the instances.
-        instances, memory: limits as for any manager. The first process sets them; others pass the same or None.
+        instances, memory: limits as for any manager. The first process sets them. Others pass the same or None.
         """
         super().__init__(pools, instances=instances, memory=memory)
         if not isinstance(name, str) or not name:
@@ -78,7 +78,7 @@ class RayManager(ResourceManager):
         self._client_id = uuid.uuid4().hex
         self._requests = itertools.count(1)
         self._actor: Any = None
-        """The manager actor; None while this process has not joined."""
+        """The manager actor. None while this process has not joined."""
         self._heartbeat: Any = None
         self._join_lock = threading.Lock()
         self._pool_states: dict[type[Environment], PoolState] = {}
@@ -92,7 +92,7 @@ class RayManager(ResourceManager):
     @property
     def num_instances(self) -> int:
         """Number of instances in any state, leased by any process."""
-        return sum(each.starting + each.warm + each.leased + each.closing for each in self.pool_metrics())
+        return sum(pool.starting + pool.warm + pool.leased + pool.closing for pool in self.pool_metrics())
 
     def pool_metrics(self) -> list[PoolMetrics]:
         """A snapshot of every pool of the shared manager, with this process's own `reset` and `step` times."""
@@ -105,8 +105,8 @@ class RayManager(ResourceManager):
             raise self._handle_unreachable(actor, error) from error
         for env_class, pool in self._pool_states.items():
             if (name := _qualified_name(env_class)) in pools:
-                own = {"reset": pool.reset.summary, "step": pool.step.summary}
-                pools[name] = replace(pools[name], seconds={**pools[name].seconds, **own})
+                timings = {"reset": pool.reset.summary, "step": pool.step.summary}
+                pools[name] = replace(pools[name], seconds={**pools[name].seconds, **timings})
         return list(pools.values())
 
     async def warm_up(self, env_classes: Iterable[type[Environment]]) -> None:

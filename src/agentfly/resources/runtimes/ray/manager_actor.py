@@ -1,7 +1,7 @@
 """The actor of a shared manager. It leases instance actors to clients and releases the leases of clients that died.
 
 It never loads a user's class: it forwards the pickled class of a client, and calls `start`, `check` and `close` by
-name. Chains call their instances directly; only acquire and release go through this actor.
+name. Chains call their instances directly. Only acquire and release go through this actor.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SerializedClass:
     name: str
     """Module and qualified name: the same in every process."""
     source: str
-    """Digest of the source; empty if the source cannot be read."""
+    """Digest of the source. Empty if the source cannot be read."""
     pool: Pool
     pickled: bytes
 

@@ -93,8 +93,10 @@ def raise_if_infeasible(needs: Mapping[str, float]) -> None:
     if any(all(node.get(name, 0) >= amount for name, amount in needs.items()) for node in nodes):
         return
     needed = ", ".join(f"{amount:g} {name}" for name, amount in needs.items())
-    there = "; ".join(", ".join(f"{node.get(name, 0):g} {name}" for name in needs) for node in nodes)
-    raise ConfigError(f"an instance asks for {needed}; no node of the cluster has that: they have {there or 'nothing'}")
+    available = "; ".join(", ".join(f"{node.get(name, 0):g} {name}" for name in needs) for node in nodes)
+    raise ConfigError(
+        f"an instance asks for {needed}; no node of the cluster has that: they have {available or 'nothing'}"
+    )
 
 
 def call_actor(actor: Any, method: str, *args: Any) -> Any:
@@ -276,7 +278,7 @@ class ActorHandle(InstanceHandle):
         self._memory = await await_answer(call_actor(self.actor, "memory"))
 
     def exit_reason(self) -> str | None:
-        """Why its actor died, as soon as Ray reports it; None while it lives."""
+        """Why its actor died, as soon as Ray reports it. None while it lives."""
         return self._watcher.exit_reason
 
     def memory(self) -> int | None:
