@@ -33,15 +33,15 @@ class Sandboxes:
                 self._open[mechanism] = await open_sandbox(mechanism, reduced=True, preload=preload, ready_sessions=0)
             except SandboxUnavailable as error:
                 self._open[mechanism] = str(error)
-        found = self._open[mechanism]
-        if isinstance(found, str):
-            pytest.skip(f"the {mechanism} sandbox does not work here: {found}")
-        return found
+        opened = self._open[mechanism]
+        if isinstance(opened, str):
+            pytest.skip(f"the {mechanism} sandbox does not work here: {opened}")
+        return opened
 
     async def close(self) -> None:
-        for each in self._open.values():
-            if isinstance(each, LocalSandbox):
-                await each.close()
+        for opened in self._open.values():
+            if isinstance(opened, LocalSandbox):
+                await opened.close()
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -112,9 +112,9 @@ def as_ordinary_user(tmp_path: Path) -> Callable[..., Any]:
                 env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{sources}:{libraries}", "TMPDIR": folder},
             )
             assert done.returncode == 0, done.stderr[-3000:]
-            found = json.loads(done.stdout.splitlines()[-1])
-        if isinstance(found, dict) and "unavailable" in found:
-            pytest.skip(f"an ordinary user has no such sandbox here: {found['unavailable']}")
-        return found
+            result = json.loads(done.stdout.splitlines()[-1])
+        if isinstance(result, dict) and "unavailable" in result:
+            pytest.skip(f"an ordinary user has no such sandbox here: {result['unavailable']}")
+        return result
 
     return run

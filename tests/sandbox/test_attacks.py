@@ -224,7 +224,7 @@ async def test_an_inode_flood_is_stopped(open_session, mechanism: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "least"),
+    ("code", "minimum"),
     [
         ("for _ in range(300):\n    print('x' * 1_000_000)", 290_000_000),
         ("import sys\nfor _ in range(3000):\n    sys.stderr.write('y' * 10_000)", 29_000_000),
@@ -233,12 +233,12 @@ async def test_an_inode_flood_is_stopped(open_session, mechanism: str) -> None:
         ("import sys\nsys.stdout.buffer.write(b'w' * 30_000_000)", 29_000_000),
     ],
 )
-async def test_output_without_end_is_dropped_and_counted(open_session, code: str, least: int) -> None:
+async def test_output_without_end_is_dropped_and_counted(open_session, code: str, minimum: int) -> None:
     session = await open_session()
     outcome = await session.run(code)
     assert outcome.end is EndReason.OK, outcome.text
     assert len(outcome.output) == 4000
-    assert outcome.dropped > least
+    assert outcome.dropped > minimum
     assert (await session.run("1")).value == "1"
 
 

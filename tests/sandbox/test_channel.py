@@ -33,9 +33,9 @@ class FakeHost:
     direct = None
 
     def __init__(self) -> None:
-        ours, self.theirs = socket.socketpair()
+        host_end, self.theirs = socket.socketpair()
         self.theirs.setblocking(False)
-        self.channel = channel.SessionChannel(ours)
+        self.channel = channel.SessionChannel(host_end)
         self.ended = 0
 
     def memory_kills(self) -> int:
@@ -77,10 +77,10 @@ async def open_another(limits: Limits) -> FakeHost:
 @pytest.fixture
 async def host(monkeypatch) -> AsyncIterator[FakeHost]:
     monkeypatch.setattr(host_module, "GRACE", 0.05)
-    made = FakeHost()
-    yield made
-    made.theirs.close()
-    made.channel.close()
+    fake = FakeHost()
+    yield fake
+    fake.theirs.close()
+    fake.channel.close()
 
 
 async def play(host: FakeHost, answer: Callable[[int], bytes], use: Callable[[Session], Awaitable[object]]) -> object:
@@ -88,8 +88,8 @@ async def play(host: FakeHost, answer: Callable[[int], bytes], use: Callable[[Se
     session = Session(open_another, host)
 
     async def far_end() -> None:
-        asked = await host.question()
-        await host.say(answer(asked["id"]))
+        question = await host.question()
+        await host.say(answer(question["id"]))
 
     far = asyncio.create_task(far_end())
     try:
@@ -217,14 +217,14 @@ async def _answer_twice(host: FakeHost) -> None:
 async def test_interpreter_that_breaks_its_own_channel_is_replaced(
     host, sent: bytes, request_of_the_host: dict[str, str]
 ) -> None:
-    ours, theirs = socket.socketpair()
-    theirs.setblocking(False)
-    host.direct = channel.SessionChannel(ours)
+    host_end, session_end = socket.socketpair()
+    session_end.setblocking(False)
+    host.direct = channel.SessionChannel(host_end)
     session = Session(open_another, host)
     running = asyncio.create_task(session.run("x"))
-    await asyncio.get_running_loop().sock_recv(theirs, 1000)
-    theirs.send(sent)
-    theirs.close()
+    await asyncio.get_running_loop().sock_recv(session_end, 1000)
+    session_end.send(sent)
+    session_end.close()
     assert await host.question() == request_of_the_host
     await host.say(frame(b"N", {"ended": "died", "status": 3 << 8}))
     number = (await host.question())["id"]
@@ -241,20 +241,20 @@ async def test_interpreter_that_breaks_its_own_channel_is_replaced(
 
 async def test_interrupt_that_crosses_the_reply_is_over_before_the_next_call(host, monkeypatch) -> None:
     monkeypatch.setattr(host_module, "GRACE", 60)
-    ours, theirs = socket.socketpair()
-    theirs.setblocking(False)
-    host.direct = channel.SessionChannel(ours)
+    host_end, session_end = socket.socketpair()
+    session_end.setblocking(False)
+    host.direct = channel.SessionChannel(host_end)
     session = Session(open_another, host)
     running = asyncio.create_task(session.run("x"))
-    asked = await asyncio.get_running_loop().sock_recv(theirs, 1000)
+    question = await asyncio.get_running_loop().sock_recv(session_end, 1000)
     assert await host.question() == {"do": "interrupt", "why": "killed", "direct": True}
-    theirs.send(frame(b"R", {"id": struct.unpack_from(">Q", asked, 5)[0], **OK}))
+    session_end.send(frame(b"R", {"id": struct.unpack_from(">Q", question, 5)[0], **OK}))
     request = await asyncio.wait_for(host.question(), 60)
     assert request["do"] == "output", "the session init has handled the interrupt when it answers this"
     assert not running.done()
     await host.say(frame(b"A", {"id": request["id"], "dropped": 0}))
     assert (await running).value == "1"
-    theirs.close()
+    session_end.close()
     host.direct.close()
 
 

@@ -29,11 +29,11 @@ async def test_no_pid_of_the_host_is_visible(open_session, mechanism: str) -> No
 @BOTH
 async def test_no_command_line_shows_where_packages_are_on_the_host(open_session, mechanism: str) -> None:
     session = await open_session(mechanism)
-    shown = (
+    program = (
         await session.shell("cat /proc/self/cmdline /proc/1/cmdline /proc/2/cmdline 2>/dev/null | tr '\\0' ' '")
     ).output
-    assert "python" in shown
-    assert "site-packages" not in shown
+    assert "python" in program
+    assert "site-packages" not in program
 
 
 @BOTH
@@ -81,8 +81,8 @@ async def test_source_folder_of_agentfly_is_not_visible(open_session, mechanism:
     if "site-packages" in source:
         pytest.skip("AgentFly is not an editable install here")
     session = await open_session(mechanism)
-    found = await session.shell(
+    outcome = await session.shell(
         f"grep -l -e {source} -e file://{Path(source).parent} "
         "/proc/self/mountinfo /opt/site/*/*.pth /opt/site/*/*.dist-info/* /opt/agentfly/inside/* 2>/dev/null"
     )
-    assert found.output == ""
+    assert outcome.output == ""

@@ -137,7 +137,7 @@ def host() -> Iterator[dict[str, object]]:
             datagrams.bind(folder + "/datagrams")
             for name_of_socket in ("socket", "datagrams"):
                 os.chmod(f"{folder}/{name_of_socket}", 0o777)
-            shown = [part for part in Path(sys.base_prefix).parts if part != "/"]
+            components = [component for component in Path(sys.base_prefix).parts if component != "/"]
             yield {
                 "port": tcp.getsockname()[1],
                 "abstract": name,
@@ -145,7 +145,7 @@ def host() -> Iterator[dict[str, object]]:
                 "pid": os.getpid(),
                 "secret": SECRET,
                 "name": socket.gethostname(),
-                "shown": shown,
+                "shown": components,
             }
 
 
@@ -239,8 +239,8 @@ async def test_root_is_not_root_inside(open_session, mechanism: str) -> None:
 @pytest.mark.parametrize("mechanism", STRONG)
 async def test_seccomp_filter_is_installed(open_session, mechanism: str) -> None:
     session = await open_session(mechanism)
-    found = await session.run("open('/proc/self/status').read().split('Seccomp:')[1].split()[0]")
-    assert found.value == "'2'"
+    outcome = await session.run("open('/proc/self/status').read().split('Seccomp:')[1].split()[0]")
+    assert outcome.value == "'2'"
     assert (await session.shell("grep -c '^Seccomp:.*2' /proc/self/status")).status == 0
 
 

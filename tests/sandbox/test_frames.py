@@ -26,12 +26,12 @@ LIMITS = {ANSWER: 50, DATA: 50}
 def test_frames_are_assembled_for_any_chunking(messages: list[tuple[bytes, bytes]], size: int) -> None:
     data = b"".join(pack(kind, payload[3:], prefix=payload[:3]) for kind, payload in messages)
     buffer = FrameBuffer(LIMITS)
-    found = []
+    frames = []
     for start in range(0, len(data), size):
         buffer.feed(data[start : start + size])
         while (frame := buffer.next()) is not None:
-            found.append(frame)
-    assert found == messages
+            frames.append(frame)
+    assert frames == messages
 
 
 def test_limits_hold_before_the_payload_arrives() -> None:
@@ -51,18 +51,18 @@ def test_limits_hold_before_the_payload_arrives() -> None:
 
 
 def test_blocking_end_checks_the_length_and_reports_the_end() -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        theirs.sendall(pack(DATA, b"one") + pack(DATA, b"x" * 11))
-        assert receive(ours, 10) == (DATA, b"one")
+    host_end, session_end = socket.socketpair()
+    with host_end, session_end:
+        session_end.sendall(pack(DATA, b"one") + pack(DATA, b"x" * 11))
+        assert receive(host_end, 10) == (DATA, b"one")
         with pytest.raises(FrameTooLong):
-            receive(ours, 10)
-    ours, theirs = socket.socketpair()
-    with ours:
-        theirs.sendall(pack(DATA, b"truncated")[:-1])
-        theirs.close()
+            receive(host_end, 10)
+    host_end, session_end = socket.socketpair()
+    with host_end:
+        session_end.sendall(pack(DATA, b"truncated")[:-1])
+        session_end.close()
         with pytest.raises(EOFError):
-            receive(ours, 10)
+            receive(host_end, 10)
 
 
 def test_pipes_are_a_channel() -> None:

@@ -247,9 +247,9 @@ async def test_sessions_do_not_see_each_other(open_session) -> None:
 
 async def test_concurrent_sessions(open_session) -> None:
     sessions = await asyncio.gather(*(open_session() for _ in range(60)))
-    await asyncio.gather(*(each.run(f"mine = {number}") for number, each in enumerate(sessions)))
-    found = await asyncio.gather(*(each.run("mine") for each in sessions))
-    assert [outcome.value for outcome in found] == [str(number) for number in range(60)]
+    await asyncio.gather(*(session.run(f"mine = {number}") for number, session in enumerate(sessions)))
+    outcomes = await asyncio.gather(*(session.run("mine") for session in sessions))
+    assert [outcome.value for outcome in outcomes] == [str(number) for number in range(60)]
 
 
 async def test_a_cancelled_call_ends_its_session(open_session) -> None:

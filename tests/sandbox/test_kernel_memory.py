@@ -54,13 +54,13 @@ def network_buffers() -> int:
     return pages * 4096
 
 
-async def grown_buffers(before: int, limit: int) -> int:
+async def grown_buffers(buffers_before: int, limit: int) -> int:
     """Growth of the network buffers, measured for up to ten seconds until it is below the limit.
 
     Buffers of other processes come and go; those of the session stay.
     """
     for _ in range(100):
-        if (grown := network_buffers() - before) < limit:
+        if (grown := network_buffers() - buffers_before) < limit:
             break
         await asyncio.sleep(0.1)
     return grown
@@ -72,10 +72,10 @@ async def test_network_buffers_are_limited_by_the_control_group(open_session, sa
     if "cgroup" not in (await sandboxes.get(mechanism)).capabilities.memory:
         pytest.skip("no control group can be made here")
     session = await open_session(mechanism, SMALL)
-    before = network_buffers()
+    buffers_before = network_buffers()
     outcome = await session.run(attack)
     assert outcome.ok, outcome.text
-    assert await grown_buffers(before, 100 * MB) < 100 * MB
+    assert await grown_buffers(buffers_before, 100 * MB) < 100 * MB
     assert (await session.run("1 + 1")).value == "2"
 
 
@@ -105,9 +105,9 @@ async def uncapped_session(request, open_session, sandboxes, monkeypatch):
 
 @pytest.mark.parametrize("attack", [TCP, UDP], ids=["tcp", "udp"])
 async def test_no_network_buffers_without_a_control_group(uncapped_session, attack: str) -> None:
-    before = network_buffers()
+    buffers_before = network_buffers()
     outcome = await uncapped_session.run(attack)
-    assert await grown_buffers(before, 10 * MB) < 10 * MB
+    assert await grown_buffers(buffers_before, 10 * MB) < 10 * MB
     assert "Address family not supported" in outcome.error
     assert (await uncapped_session.run("import asyncio; asyncio.run(asyncio.sleep(0, 'works'))")).value == "'works'"
 

@@ -54,15 +54,15 @@ def start_host(*arguments: str) -> "subprocess.Popen[str]":
 
 def alive(*tokens: str) -> list[str]:
     """Command lines of running processes that hold one of the tokens."""
-    found = []
-    for place in Path("/proc").glob("[0-9]*/cmdline"):
+    processes = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            line = place.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            line = file.read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             continue
         if any(token in line for token in tokens):
-            found.append(f"{place.parent.name}: {line[:100]}")
-    return found
+            processes.append(f"{file.parent.name}: {line[:100]}")
+    return processes
 
 
 async def wait_for_none(look: Callable[[], list[str]]) -> list[str]:
@@ -76,11 +76,11 @@ async def wait_for_none(look: Callable[[], list[str]]) -> list[str]:
 
 def groups_and_folders(pid: int) -> list[str]:
     """Cgroups and folders of a process's sessions. Sandboxes that other tests share keep sessions ready."""
-    found = [str(path) for path in Path(tempfile.gettempdir()).glob(f"agentfly-{pid}-*")]
+    leftovers = [str(path) for path in Path(tempfile.gettempdir()).glob(f"agentfly-{pid}-*")]
     groups = Cgroups.find()
     if isinstance(groups, Cgroups):
-        found += [str(path) for parent in set(groups.parents.values()) for path in parent.glob(f"agentfly-{pid}-*")]
-    return found
+        leftovers += [str(path) for parent in set(groups.parents.values()) for path in parent.glob(f"agentfly-{pid}-*")]
+    return leftovers
 
 
 async def need(mechanism: str) -> None:
@@ -101,12 +101,12 @@ async def test_kill_at_any_moment_leaves_nothing(mechanism: str, seed: int) -> N
         if seed:
             assert host.stdout.readline() == "open\n"
         await asyncio.sleep(chance.uniform(0, 1.0))
-        before = alive(token, seconds)
+        processes = alive(token, seconds)
     finally:
         host.kill()
         host.wait()
         host.stdout.close()
-    assert before or not seed
+    assert processes or not seed
     assert await wait_for_none(lambda: alive(token, seconds)) == []
 
     def left_after_next_start() -> list[str]:
@@ -134,8 +134,8 @@ async def test_signal_leaves_nothing(number: int) -> None:
 async def test_closing_leaves_nothing(mechanism: str) -> None:
     await need(mechanism)
     token = f"token{random.getrandbits(60)}"
-    known = set(groups_and_folders(os.getpid()))
-    before = open_descriptors()
+    groups_before = set(groups_and_folders(os.getpid()))
+    descriptors_before = open_descriptors()
     async with await open_sandbox(mechanism, reduced=True, preload=(token,)) as sandbox:
         sessions = await asyncio.gather(*(sandbox.open_session() for _ in range(5)))
         await sessions[0].run("import subprocess; subprocess.Popen(['sleep', '82000000'], start_new_session=True)")
@@ -145,8 +145,8 @@ async def test_closing_leaves_nothing(mechanism: str) -> None:
         assert alive(token)
     await hanging
     assert alive(token, "82000000") == []
-    assert set(groups_and_folders(os.getpid())) <= known
-    assert await leaked_descriptors(before) == set()
+    assert set(groups_and_folders(os.getpid())) <= groups_before
+    assert await leaked_descriptors(descriptors_before) == set()
 
 
 LOCKED_FOLDERS = """
@@ -166,8 +166,8 @@ async def test_folders_without_rights_are_removed(as_ordinary_user) -> None:
 async def test_deeply_nested_folders_are_removed(open_session) -> None:
     session = await open_session("landlock")
     # Deeper than the recursion limit, and longer than a path may be.
-    made = await session.run("import os\nfor _ in range(1100):\n    os.mkdir('deep')\n    os.chdir('deep')")
-    assert made.ok, made.text
+    outcome = await session.run("import os\nfor _ in range(1100):\n    os.mkdir('deep')\n    os.chdir('deep')")
+    assert outcome.ok, outcome.text
     folder = Path(session.folder)
     assert folder in set(folder.parent.iterdir())
     await session.close()
@@ -176,7 +176,7 @@ async def test_deeply_nested_folders_are_removed(open_session) -> None:
 
 async def test_opening_may_be_cancelled() -> None:
     await need("namespaces")
-    known = set(groups_and_folders(os.getpid()))
+    groups_before = set(groups_and_folders(os.getpid()))
     async with await open_sandbox("namespaces", preload=()) as sandbox:
         for delay in (0, 0.0005, 0.001, 0.003, 0.006, 0.01):
             opening = asyncio.create_task(sandbox.open_session())
@@ -186,4 +186,4 @@ async def test_opening_may_be_cancelled() -> None:
                 await (await opening).close()
         session = await sandbox.open_session()
         assert (await session.run("1")).value == "1"
-    assert set(groups_and_folders(os.getpid())) <= known
+    assert set(groups_and_folders(os.getpid())) <= groups_before

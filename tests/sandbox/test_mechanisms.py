@@ -32,21 +32,21 @@ def forgotten(monkeypatch):
 
 
 async def test_status_of_each_mechanism() -> None:
-    found = await probe_mechanisms()
-    assert [each.mechanism for each in found] == list(MECHANISMS)
-    for each in found:
-        assert each.reason
-        assert (each.capabilities is not None) == each.ok
-        if each.ok and each.mechanism in ("zygote", "namespaces"):
-            assert each.capabilities.network == "none"
-            assert each.capabilities.memory in ("cgroup v1", "cgroup v2", "watchdog")
-            assert "namespaces" in each.capabilities.boundary
-        if each.mechanism == "landlock" and each.ok:
-            assert "reduced" in each.capabilities.boundary
-        if each.mechanism == "unsafe":
-            assert each.ok
-            assert each.capabilities.boundary == "none"
-    assert await probe_mechanisms() == found
+    statuses = await probe_mechanisms()
+    assert [status.mechanism for status in statuses] == list(MECHANISMS)
+    for status in statuses:
+        assert status.reason
+        assert (status.capabilities is not None) == status.ok
+        if status.ok and status.mechanism in ("zygote", "namespaces"):
+            assert status.capabilities.network == "none"
+            assert status.capabilities.memory in ("cgroup v1", "cgroup v2", "watchdog")
+            assert "namespaces" in status.capabilities.boundary
+        if status.mechanism == "landlock" and status.ok:
+            assert "reduced" in status.capabilities.boundary
+        if status.mechanism == "unsafe":
+            assert status.ok
+            assert status.capabilities.boundary == "none"
+    assert await probe_mechanisms() == statuses
 
 
 async def test_unavailable_sandbox_lists_reasons_and_remedies(forgotten, monkeypatch) -> None:
@@ -138,10 +138,10 @@ async def test_another_interpreter(forgotten) -> None:
 
 async def test_mounts_are_minimal() -> None:
     view = plan_mounts(find_python(None))
-    shown = {target for _, target in view.binds}
-    assert not shown & {"/", "/etc", "/root", "/home", "/var", "/proc", "/sys", "/dev", "/tmp"}
+    targets = {target for _, target in view.binds}
+    assert not targets & {"/", "/etc", "/root", "/home", "/var", "/proc", "/sys", "/dev", "/tmp"}
     assert all(os.path.exists(source) for source in view.sources)
-    assert sys.base_prefix == "/usr" or any(sys.base_prefix.startswith(target) for target in shown)
+    assert sys.base_prefix == "/usr" or any(sys.base_prefix.startswith(target) for target in targets)
 
 
 def fake_cgroup2(root: Path, controllers: str) -> Path:
@@ -160,22 +160,22 @@ def fake_cgroup2(root: Path, controllers: str) -> Path:
 async def test_cgroup_v2(tmp_path, monkeypatch) -> None:
     """A stand-in for the kernel's files: what would be written where."""
     proc = fake_cgroup2(tmp_path, "cpu memory pids")
-    own = tmp_path / "mount" / "own"
+    own_group = tmp_path / "mount" / "own"
 
     def enable(folder: Path) -> None:
         (folder / "cgroup.subtree_control").write_text("cpu memory pids")
 
     monkeypatch.setattr("agentfly.sandbox.cgroups._enable_controllers", enable)
-    found = Cgroups.find(proc)
-    assert isinstance(found, Cgroups)
-    assert found.version == 2
-    assert found.parents == dict.fromkeys(("memory", "pids", "cpu"), own)
-    group = found._make_folders(("memory", "pids", "cpu"))
+    groups = Cgroups.find(proc)
+    assert isinstance(groups, Cgroups)
+    assert groups.version == 2
+    assert groups.parents == dict.fromkeys(("memory", "pids", "cpu"), own_group)
+    group = groups._make_folders(("memory", "pids", "cpu"))
     folder = group.folders["memory"]
     for name in ("memory.max", "memory.swap.max", "pids.max", "cpu.max"):
         (folder / name).touch()
-    monkeypatch.setattr(found, "_make_folders", lambda controllers: group)
-    found.create(Limits(memory=100 << 20, processes=10, cpus=0.5))
+    monkeypatch.setattr(groups, "_make_folders", lambda controllers: group)
+    groups.create(Limits(memory=100 << 20, processes=10, cpus=0.5))
     assert (folder / "memory.max").read_text() == str(100 << 20)
     assert (folder / "pids.max").read_text() == "11"
     assert (folder / "cpu.max").read_text() == "50000 100000"
@@ -190,9 +190,9 @@ async def test_missing_memory_controller_is_reported(tmp_path) -> None:
 
 
 async def test_leftovers_are_recognized() -> None:
-    mine = process_name(os.getpid())
-    assert not is_leftover(f"{mine}-3")
-    here = mine.split("-")[3]
+    own_name = process_name(os.getpid())
+    assert not is_leftover(f"{own_name}-3")
+    here = own_name.split("-")[3]
     assert is_leftover(f"agentfly-4194304-17-{here}-3")
     assert is_leftover(f"agentfly-{os.getpid()}-1-{here}-3"), "the same pid, another process"
     assert not is_leftover("agentfly-4194304-17-1-3"), "pids of another namespace"

@@ -14,13 +14,13 @@ from agentfly.sandbox.mounts import INSIDE
 
 def imported_modules(path: Path) -> set[str]:
     """Absolute imports of a source file."""
-    found = set[str]()
+    imported = set[str]()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+            imported |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return imported
 
 
 def test_example_of_the_docstring_runs() -> None:

@@ -189,8 +189,8 @@ client.recv(9)
 
 async def test_preloaded_libraries_work(session) -> None:
     await session.put("ready.py", b"import sys\nnames = [n for n in ('numpy', 'sympy') if n in sys.modules]\n")
-    found = eval((await session.run("import ready; ready.names")).value)
-    if "numpy" not in found:
+    names = eval((await session.run("import ready; ready.names")).value)
+    if "numpy" not in names:
         pytest.skip("the sandbox's interpreter has no numpy")
     first = (await session.run("numpy = __import__('numpy'); numpy.random.rand()")).value
     await session.reset()

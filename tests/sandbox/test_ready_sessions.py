@@ -40,9 +40,9 @@ async def test_no_more_sessions_than_declared_are_kept_ready(sandbox) -> None:
     limits = Limits(seconds=9)
     first = await sandbox.open_session(limits)
     assert await wait_until_ready(sandbox) == 0, "one session is no sign that more are needed"
-    others = [await sandbox.open_session(limits) for _ in range(6)]
+    other_sessions = [await sandbox.open_session(limits) for _ in range(6)]
     assert await wait_until_ready(sandbox) == READY
-    for session in (first, *others):
+    for session in (first, *other_sessions):
         await session.close()
     assert await wait_until_ready(sandbox) == READY
 
@@ -50,13 +50,15 @@ async def test_no_more_sessions_than_declared_are_kept_ready(sandbox) -> None:
 async def test_a_ready_session_is_handed_out_once(sandbox) -> None:
     for _ in range(3):
         sessions = await asyncio.gather(*(sandbox.open_session() for _ in range(8)))
-        seen = await asyncio.gather(*(each.run("'mine' in globals(), __import__('os').listdir()") for each in sessions))
+        seen = await asyncio.gather(
+            *(session.run("'mine' in globals(), __import__('os').listdir()") for session in sessions)
+        )
         assert {outcome.value for outcome in seen} == {"(False, [])"}
-        await asyncio.gather(*(each.run(f"mine = {number}") for number, each in enumerate(sessions)))
-        await asyncio.gather(*(each.put("mine", b"") for each in sessions))
-        found = await asyncio.gather(*(each.run("mine") for each in sessions))
-        assert [outcome.value for outcome in found] == [str(number) for number in range(8)]
-        await asyncio.gather(*(each.close() for each in sessions))
+        await asyncio.gather(*(session.run(f"mine = {number}") for number, session in enumerate(sessions)))
+        await asyncio.gather(*(session.put("mine", b"") for session in sessions))
+        outcomes = await asyncio.gather(*(session.run("mine") for session in sessions))
+        assert [outcome.value for outcome in outcomes] == [str(number) for number in range(8)]
+        await asyncio.gather(*(session.close() for session in sessions))
         await wait_until_ready(sandbox)
 
 
@@ -114,8 +116,8 @@ async def test_sessions_come_from_the_next_zygote_if_the_zygote_dies(sandbox, re
     process = psutil.Process(zygote._process.pid)
     opening = asyncio.gather(*(sandbox.open_session() for _ in range(READY)))
     if requested:
-        for each in (process, *process.children(recursive=True)):
-            each.suspend()  # so that it dies between the request and its answer
+        for member in (process, *process.children(recursive=True)):
+            member.suspend()  # so that it dies between the request and its answer
         while len(zygote._exits) < READY:
             await asyncio.sleep(0)
     process.kill()
@@ -125,16 +127,16 @@ async def test_sessions_come_from_the_next_zygote_if_the_zygote_dies(sandbox, re
 
 
 async def test_nothing_is_left_of_ready_sessions() -> None:
-    known = set(groups_and_folders(os.getpid()))
-    before = open_descriptors()
+    groups_before = set(groups_and_folders(os.getpid()))
+    descriptors_before = open_descriptors()
     for wait in (True, False):
         async with await open_sandbox(preload=(), ready_sessions=READY) as sandbox:
             for _ in range(4):
                 await sandbox.open_session()
             if wait:
                 assert await wait_until_ready(sandbox) == READY
-    assert await leaked_descriptors(before) == set()
-    assert await wait_for_none(lambda: sorted(set(groups_and_folders(os.getpid())) - known)) == []
+    assert await leaked_descriptors(descriptors_before) == set()
+    assert await wait_for_none(lambda: sorted(set(groups_and_folders(os.getpid())) - groups_before)) == []
 
 
 async def test_code_is_not_run_if_the_interpreter_died_before(sandbox) -> None:

@@ -136,24 +136,24 @@ USED = {"descriptors": True, "inotify": True, "pipe": True, "epoll": True}
 @ALL
 @pytest.mark.parametrize("attack", [IN_FLIGHT, FROM_MANY_PROCESSES], ids=["one process", "many processes"])
 async def test_descriptors_in_flight_do_not_stop_others(as_ordinary_user, mechanism: str, attack: str) -> None:
-    found = as_ordinary_user(HOST, mechanism, attack)
-    assert found["session"] == r"'works\n'", found
+    result = as_ordinary_user(HOST, mechanism, attack)
+    assert result["session"] == r"'works\n'", result
     if attack is IN_FLIGHT:
-        assert "Too many references" in found["attack"], "the attack reaches the kernel's limit"
-        assert found["host"] == USED, found
+        assert "Too many references" in result["attack"], "the attack reaches the kernel's limit"
+        assert result["host"] == USED, result
 
 
 @ALL
 async def test_inotify_is_unavailable(as_ordinary_user, mechanism: str) -> None:
-    found = as_ordinary_user(HOST, mechanism, INOTIFY)
-    assert found["attack"] == "Function not implemented\n0"
-    assert (found["session"], found["host"]) == (r"'works\n'", USED)
+    result = as_ordinary_user(HOST, mechanism, INOTIFY)
+    assert result["attack"] == "Function not implemented\n0"
+    assert (result["session"], result["host"]) == (r"'works\n'", USED)
 
 
 @ALL
 async def test_pipes_do_not_stop_others(as_ordinary_user, mechanism: str) -> None:
-    found = as_ordinary_user(HOST, mechanism, PIPES)
-    assert (found["session"], found["host"]) == (r"'works\n'", USED)
+    result = as_ordinary_user(HOST, mechanism, PIPES)
+    assert (result["session"], result["host"]) == (r"'works\n'", USED)
 
 
 @ALL

@@ -17,7 +17,7 @@
 
 `open_sandbox` raises SandboxUnavailable where no safe mechanism works, and the message says what to install.
 Errors of user code, timeouts and exceeded limits are in the `Outcome` and are never raised. A call that ends its
-session has `files_kept=False`; `session.reset()` starts over. User code shares the host's kernel: against hostile
+session has `files_kept=False`. `session.reset()` starts over. User code shares the host's kernel: against hostile
 tenants, run everything in a virtual machine.
 
     host.py, local.py            SessionHost: the processes, files, cgroup and channel of one session

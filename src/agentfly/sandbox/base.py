@@ -80,23 +80,23 @@ class Outcome:
     output: str = ""
     """Interleaved stdout and stderr of all processes, in the order of writing."""
     value: str | None = None
-    """`repr` of the last expression; None if there is none, or if its value is None."""
+    """`repr` of the last expression. None if there is none, or if its value is None."""
     error: str | None = None
-    """The exception in one line, or how the process ended; None on success."""
+    """The exception in one line, or how the process ended. None on success."""
     traceback: str | None = None
-    """Traceback reduced to the user's own lines; None if nothing was raised."""
+    """Traceback reduced to the user's own lines. None if nothing was raised."""
     figures: tuple[bytes, ...] = ()
     """Open matplotlib figures as PNG; the session closes them."""
     dropped: int = 0
     """Characters of output beyond the limit that were dropped (bytes, where the output was not text)."""
     status: int | None = None
-    """Exit status of a shell command, negative for a signal; None for Python."""
+    """Exit status of a shell command, negative for a signal. None for Python."""
     message: str = ""
     """Explanation for the model: why the call ended and what to do. Empty if there is nothing to explain."""
     state_kept: bool = True
     """Whether variables and running processes of the session still exist."""
     files_kept: bool = True
-    """Whether the files of the session still exist; False means that the session is closed."""
+    """Whether the files of the session still exist. False means that the session is closed."""
     seconds: float = 0.0
     """Wall-clock time of the call."""
 
@@ -109,8 +109,8 @@ class Outcome:
     def text(self) -> str:
         """Output, value, traceback and message as one text for the model."""
         dropped = f"[{self.dropped} more characters of output were dropped]" if self.dropped else ""
-        parts = (self.output, dropped, self.value, self.traceback, f"[{self.message}]" if self.message else "")
-        return "\n".join(part.rstrip("\n") for part in parts if part)
+        sections = (self.output, dropped, self.value, self.traceback, f"[{self.message}]" if self.message else "")
+        return "\n".join(section.rstrip("\n") for section in sections if section)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Cgroups (v1 and v2) below this process's own group: limits for the whole process tree of a session.
 
-Each cgroup is named after the process that created it; the next start removes those a killed process left behind.
+Each cgroup is named after the process that created it. The next start removes those a killed process left behind.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Cgroup:
         return 0
 
     def memory(self) -> int | None:
-        """Bytes charged to processes and files; None if the kernel does not report them."""
+        """Bytes charged to processes and files. None if the kernel does not report them."""
         for name in ("memory.current", "memory.usage_in_bytes"):
             with contextlib.suppress(OSError):
                 return int((self.folders["memory"] / name).read_text())
@@ -82,13 +82,13 @@ class Cgroups:
                 _enable_controllers(parents["memory"])
                 enabled = (parents["memory"] / "cgroup.subtree_control").read_text().split()
                 parents = {name: parents["memory"] for name in _CONTROLLERS if name in enabled}
-            found = cls(version, parents)
-            found._remove_leftovers()
-            for folder in set(found._make_folders(parents).folders.values()):
+            cgroups = cls(version, parents)
+            cgroups._remove_leftovers()
+            for folder in set(cgroups._make_folders(parents).folders.values()):
                 folder.rmdir()
         except OSError as error:
             return f"no control group can be made below {parents.get('memory', '?')}: {error.strerror}"
-        return found
+        return cgroups
 
     @property
     def limits_socket_memory(self) -> bool:
@@ -108,7 +108,7 @@ class Cgroups:
             settings["memory"] = {
                 "memory.limit_in_bytes": str(limits.memory),
                 "memory.memsw.limit_in_bytes": str(limits.memory),
-                _TCP_LIMIT: str(limits.memory // 8),  # version 1 counts no socket buffers above; this covers UDP too
+                _TCP_LIMIT: str(limits.memory // 8),  # version 1 counts no socket buffers above. This covers UDP too
             }
         if limits.cpus is not None:
             quota = max(int(limits.cpus * _CPU_PERIOD), 1000)
@@ -125,7 +125,9 @@ class Cgroups:
     def _make_folders(self, controllers: Iterable[str]) -> Cgroup:
         self._created += 1
         name = f"{process_name(os.getpid())}-{self._created}"  # not cached: a fork is another process
-        folders = {each: self.parents[each] / name for each in controllers if each in self.parents}
+        folders = {
+            controller: self.parents[controller] / name for controller in controllers if controller in self.parents
+        }
         for folder in set(folders.values()):
             folder.mkdir()
         return Cgroup(folders)
@@ -148,12 +150,12 @@ def _own_cgroups(proc: Path) -> dict[str, Path]:
     """Map each controller to the folder of this process's own cgroup."""
     # Controller ("" for version 2) → root and mount point of its hierarchy.
     mounts: dict[str, tuple[str, str]] = {}
-    found: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
     with contextlib.suppress(OSError):
         for line in (proc / "mountinfo").read_text().splitlines():
-            before, _, after = line.partition(" - ")
-            fs_type, _, options = after.split(" ", 2)
-            root, mount_point = before.split()[3:5]
+            fields_before_dash, _, fields_after_dash = line.partition(" - ")
+            fs_type, _, options = fields_after_dash.split(" ", 2)
+            root, mount_point = fields_before_dash.split()[3:5]
             if fs_type == "cgroup2":
                 mounts.setdefault("", (root, mount_point))
             elif fs_type == "cgroup":
@@ -170,8 +172,8 @@ def _own_cgroups(proc: Path) -> dict[str, Path]:
                 inner = path[len(root) :] if root != "/" and path.startswith(root) else path
                 folder = Path(mount_point) / inner.strip("/")
                 if folder.is_dir() and (names or _has_controller(folder, name)):
-                    found.setdefault(name, folder)
-    return found
+                    folders.setdefault(name, folder)
+    return folders
 
 
 def _has_controller(folder: Path, controller: str) -> bool:
@@ -182,9 +184,9 @@ def _has_controller(folder: Path, controller: str) -> bool:
 
 def _enable_controllers(folder: Path) -> None:
     """Version 2: enable controllers for children. A cgroup with processes cannot, so this process moves to a leaf."""
-    wanted = " ".join(f"+{name}" for name in _CONTROLLERS if _has_controller(folder, name))
+    enabled = " ".join(f"+{name}" for name in _CONTROLLERS if _has_controller(folder, name))
     try:
-        (folder / "cgroup.subtree_control").write_text(wanted)
+        (folder / "cgroup.subtree_control").write_text(enabled)
     except OSError:
         pids = (folder / "cgroup.procs").read_text().split()
         if pids != [str(os.getpid())]:
@@ -192,4 +194,4 @@ def _enable_controllers(folder: Path) -> None:
         leaf = folder / f"{PREFIX}-leaf"
         leaf.mkdir(exist_ok=True)
         (leaf / "cgroup.procs").write_text(pids[0])
-        (folder / "cgroup.subtree_control").write_text(wanted)
+        (folder / "cgroup.subtree_control").write_text(enabled)

@@ -22,7 +22,7 @@ from agentfly.sandbox.inside.frames import ANSWER, DATA, NOTICE, OUTPUT, QUESTIO
 
 __all__ = ["ANSWER", "DATA", "NOTICE", "OUTPUT", "QUESTION", "REPLY"]
 _MAX_LENGTH = {ANSWER: 8 << 20, OUTPUT: 4 << 20, REPLY: 24 << 20, DATA: 1 << 20, NOTICE: 1 << 10}
-_CHUNK = 1 << 16  # bytes read at once; the memory for more would be mapped and unmapped for every message
+_CHUNK = 1 << 16  # bytes read at once. The memory for more would be mapped and unmapped for every message
 _FRAME_COST = 64  # bytes charged per frame, so that empty frames use up the budget too
 _PNG = b"\x89PNG\r\n\x1a\n"
 _CREDENTIALS = struct.Struct("3i")
@@ -71,7 +71,7 @@ class SessionChannel:
         self._num_received = 0
         self._waiting: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        """The event loop that watches the socket; None while it is not watched."""
+        """The event loop that watches the socket. None while it is not watched."""
         self._closed: ChannelClosed | None = None
         """How the channel ended; raised after the frames that were received before."""
         self._expired = False
@@ -212,8 +212,8 @@ def parse(payload: bytes, form: Form, optional: frozenset[str] = frozenset()) ->
         raise ProtocolViolation(f"invalid JSON: {type(error).__name__}") from error
     if not isinstance(value, dict) or not value.keys() <= form.keys() or not form.keys() - optional <= value.keys():
         raise ProtocolViolation("JSON with unexpected keys")
-    for key, found in value.items():
-        if not form[key](found):
+    for key, member in value.items():
+        if not form[key](member):
             raise ProtocolViolation(f"an invalid value of {key}")
     return value
 

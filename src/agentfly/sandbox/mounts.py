@@ -58,13 +58,15 @@ def find_python(path: str | None) -> Python:
     command = [path or sys.executable, "-I", "-c", _INSPECT]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, stdin=subprocess.DEVNULL, check=True)
-        found = json.loads(done.stdout)
+        description = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise SandboxUnavailable(f"{command[0]} is not a Python that starts: {error}") from error
-    major, minor = found["version"]
+    major, minor = description["version"]
     if (major, minor) < (3, 9):
         raise SandboxUnavailable(f"{command[0]} is Python {major}.{minor}; sessions need 3.9 or later")
-    return Python(found["python"], found["prefix"], sites=tuple(found["sites"]), version=(major, minor))
+    return Python(
+        description["python"], description["prefix"], sites=tuple(description["sites"]), version=(major, minor)
+    )
 
 
 @dataclass(frozen=True)
@@ -99,12 +101,14 @@ def plan_mounts(python: Python) -> MountPlan:
     sites = [(path, f"{_SITE}/{number}") for number, path in enumerate(python.sites) if os.path.isdir(path)]
     binds += sites
     # Where the folder of AgentFly itself would be visible, only its trusted programs are.
-    binds += [(str(INSIDE), place) for place in _places(str(INSIDE.parents[1]), binds)]
-    binds += [(_MASK, place) for path in _find_install_records(python, visible) for place in _places(path, binds)]
+    binds += [(str(INSIDE), target) for target in _map_into_session(str(INSIDE.parents[1]), binds)]
+    binds += [
+        (_MASK, target) for path in _find_install_records(python, visible) for target in _map_into_session(path, binds)
+    ]
     return MountPlan(tuple(binds), tuple(links), sites=tuple(target for _, target in sites), trusted=_TRUSTED)
 
 
-def _places(path: str, binds: Iterable[tuple[str, str]]) -> list[str]:
+def _map_into_session(path: str, binds: Iterable[tuple[str, str]]) -> list[str]:
     """Return the paths at which a session would see a path of the host."""
     roots = [(os.path.realpath(source), target) for source, target in binds]
     return [target + path[len(root) :] for root, target in roots if path.startswith(root + "/")]
@@ -114,7 +118,7 @@ def _find_install_records(python: Python, visible: list[str]) -> Iterator[str]:
     """Find files that reveal from which path of the host a package was installed: editable and local installs."""
     bases = {"/usr", "/usr/local", python.prefix}
     installed = [folder for base in bases for folder in Path(base).glob("lib/python3*/*-packages")]
-    for folder in {each.resolve() for each in (*installed, *map(Path, python.sites))}:
+    for folder in {site.resolve() for site in (*installed, *map(Path, python.sites))}:
         for path in [path for pattern in _EDITABLE for path in folder.glob(pattern) if _is_readable(path, folder)]:
             text = path.read_text(errors="replace")
             if path.suffix == ".pth":
@@ -130,7 +134,7 @@ def _is_readable(path: Path, folder: Path) -> bool:
     """Whether a session could read a file below a library folder."""
     if os.getuid() != 0:
         return os.access(path, os.R_OK)
-    searchable = all(each.stat().st_mode & stat.S_IXOTH for each in (folder, path.parent))
+    searchable = all(parent.stat().st_mode & stat.S_IXOTH for parent in (folder, path.parent))
     return searchable and bool(path.stat().st_mode & stat.S_IROTH)
 
 
@@ -140,9 +144,12 @@ def _is_within(path: str, folders: Iterable[str]) -> bool:
 
 def is_closed_to_others(path: str) -> bool:
     """Whether file permissions keep other users from reading `path`."""
-    place = Path(path).resolve()
-    folders = [each for each in (place, *place.parents) if each.is_dir()]
-    return any(not each.stat().st_mode & stat.S_IXOTH for each in folders) or not place.stat().st_mode & stat.S_IROTH
+    resolved = Path(path).resolve()
+    folders = [ancestor for ancestor in (resolved, *resolved.parents) if ancestor.is_dir()]
+    return (
+        any(not folder.stat().st_mode & stat.S_IXOTH for folder in folders)
+        or not resolved.stat().st_mode & stat.S_IROTH
+    )
 
 
 def session_environment(work: str) -> dict[str, str]:

@@ -16,7 +16,7 @@ PREFIX = "agentfly"
 
 
 def process_name(pid: int) -> str | None:
-    """Return a name unique to this process over time (pid, start time, pid namespace); None if it does not exist."""
+    """Return a name unique to this process over time (pid, start time, pid namespace). None if it does not exist."""
     try:
         started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:
@@ -31,10 +31,10 @@ def _pid_namespace() -> str:
 
 def is_leftover(name: str) -> bool:
     """Whether a name contains a process of this pid namespace that is gone."""
-    parts = name.split("-")
-    if len(parts) < 4 or parts[0] != PREFIX or not parts[1].isdigit() or parts[3] != _pid_namespace():
+    fields = name.split("-")
+    if len(fields) < 4 or fields[0] != PREFIX or not fields[1].isdigit() or fields[3] != _pid_namespace():
         return False
-    return process_name(int(parts[1])) != "-".join(parts[:4])
+    return process_name(int(fields[1])) != "-".join(fields[:4])
 
 
 def remove_leftover_folders() -> None:
@@ -56,8 +56,8 @@ def remove_folder(folder: Path) -> None:
     except (OSError, RecursionError):
         if not os.path.lexists(folder):
             return
-        found = folder.lstat()
-        if not stat.S_ISDIR(found.st_mode) or os.geteuid() not in (0, found.st_uid):
+        status = folder.lstat()
+        if not stat.S_ISDIR(status.st_mode) or os.geteuid() not in (0, status.st_uid):
             raise
     if os.geteuid() != 0:
         subprocess.run(["chmod", "-R", "u+rwx", "--", str(folder)], capture_output=True, stdin=subprocess.DEVNULL)

@@ -43,7 +43,7 @@ _FILE_FORM: channel.Form = {
     "more": channel.is_flag,
     "entries": lambda value: (
         isinstance(value, list)
-        and all(isinstance(entry, list) and [type(each) for each in entry] == [str, str, int] for entry in value)
+        and all(isinstance(entry, list) and [type(field) for field in entry] == [str, str, int] for entry in value)
     ),
 }
 _FILE_KEYS = {"put": {"id"}, "get": {"id", "size"}, "list": {"id", "entries", "more"}}
@@ -125,7 +125,7 @@ class Session:
         await self._host.close()
 
     async def memory(self) -> int | None:
-        """Bytes used by the session's processes and files; None if they are not accounted."""
+        """Bytes used by the session's processes and files. None if they are not accounted."""
         self._require_open()
         return await self._host.memory()
 
@@ -225,17 +225,23 @@ class Session:
             _, payload = await wire.receive(channel.REPLY)
             call.reply = channel.parse_reply(payload, number, self._limits.output)
         except channel.ChannelTimeout:
-            raise
+            raise  # the interpreter still runs: the caller ends the session, and there is no reason to ask for
         except channel.ChannelError as error:
             closed = isinstance(error, channel.ChannelClosed)
+            # Frames that break the protocol come from user code that writes to the channel. Such an interpreter is
+            # replaced, since its next reply could be forged too. One that closed the channel is only waited for.
             request = {"do": "hangup"} if closed else {"do": "restart", "why": "forged", "direct": True}
+            # The failed reply may have used up the budget, and the notice would then be refused as well.
             self._host.channel.allow(self._call_budget)
             await self._host.channel.send(channel.QUESTION, json.dumps(request).encode())
             while self._notice is None:
                 await self._receive()
+            # A cell that the interpreter never read has had no effect, so the caller may run it again.
             call.answer = {**self._notice, "ran": not (isinstance(error, channel.ChannelClosed) and error.unread)}
             self._close_direct()
-        # Also if the reply and an interrupt crossed: once the session init answers, none is left for the next call.
+        # The session init collects the output of all processes, so only it knows what the cell printed. It is asked
+        # after a deadline too: the interrupt and the reply may have crossed, and an interrupt that is still pending
+        # would end the next call. Once the session init has answered, none is pending.
         if call.reply is None or call.reply.output or self._deadline.expired:
             self._deadline.extend(_FILE_SECONDS)
             await self._exchange({"do": "output"}, call)

@@ -113,11 +113,11 @@ class ZygoteHandle:
     @classmethod
     async def start(cls, plan: LaunchPlan, preload: tuple[str, ...]) -> ZygoteHandle:
         """Start a zygote. Raises SandboxUnavailable with the reason if it does not start."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
+        host_end, zygote_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        host_end.setblocking(False)
         listener, address = _listen()
-        with theirs, listener:
-            fds = (theirs.fileno(), listener.fileno())
+        with zygote_end, listener:
+            fds = (zygote_end.fileno(), listener.fileno())
             config = plan.launcher_config(*fds, preload)
             # Not asyncio's: it needs a thread that waits, and the child must belong to this thread to die with it.
             process = subprocess.Popen(  # noqa: ASYNC220
@@ -131,16 +131,16 @@ class ZygoteHandle:
                 start_new_session=True,
             )
         try:
-            preloaded = await _wait_until_ready(ours, process)
+            preloaded = await _wait_until_ready(host_end, process)
         except BaseException:
-            ours.close()
+            host_end.close()
             os.close(address)
             await _kill(process)
             raise
         finally:
             if process.stderr:
                 process.stderr.close()
-        return cls(process, ours, address, preloaded)
+        return cls(process, host_end, address, preloaded)
 
     def open(
         self, config: dict[str, Any], credentials: bool, direct: bool
@@ -163,8 +163,8 @@ class ZygoteHandle:
             if credentials:
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         except OSError as error:
-            for each in connections:
-                each.close()
+            for opened in connections:
+                opened.close()
             if isinstance(error, ConnectionRefusedError):  # it died, and the event loop has not read that yet
                 self._mark_dead()
             raise channel.ChannelClosed(f"the zygote does not listen: {error}") from error

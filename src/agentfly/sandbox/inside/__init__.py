@@ -1,5 +1,5 @@
 """Trusted programs that build and run a sandbox. Standard library only, Python 3.9 or later. The host
-starts them by path, or sends them to `bootstrap`; `agentfly.sandbox` imports none of them but `frames`.
+starts them by path, or sends them to `bootstrap`. `agentfly.sandbox` imports none of them but `frames`.
 
     launch          on the host: switches to a user id of its own, mounts the zygote's root, starts the zygote in it
     zygote          preloads libraries, clones one session init per session, never runs user code

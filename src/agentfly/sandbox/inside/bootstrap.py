@@ -26,7 +26,7 @@ class SourceLoader(importlib.abc.MetaPathFinder, importlib.abc.ExecutionLoader):
 
     def is_package(self, name: str) -> bool:
         """Whether it is a package: one that another module is in."""
-        return any(each.startswith(name + ".") for each in self.sources)
+        return any(module.startswith(name + ".") for module in self.sources)
 
     def get_source(self, name: str) -> str:
         return self.sources[name]

@@ -63,10 +63,10 @@ def _read(path: str, max_bytes: int) -> bytes:
             raise ValueError(f"{size} bytes, more than {max_bytes}")
         data = bytearray()
         while len(data) < max_bytes:
-            part = os.read(fd, min(max_bytes - len(data), _CHUNK))
-            if not part:
+            chunk = os.read(fd, min(max_bytes - len(data), _CHUNK))
+            if not chunk:
                 break
-            data += part
+            data += chunk
         return bytes(data)
     finally:
         os.close(fd)
@@ -82,22 +82,22 @@ def _require_regular_file(fd: int) -> None:
 
 def _list(path: str, work: str, recursive: bool, limit: int) -> dict[str, Any]:
     """List a folder: at most `limit` entries, and as many as one answer can hold."""
-    found: list[tuple[str, str, int]] = []
+    all_entries: list[tuple[str, str, int]] = []
     folders = [path]
-    while folders and len(found) < _MAX_WALK:
+    while folders and len(all_entries) < _MAX_WALK:
         with os.scandir(folders.pop()) as entries:
-            for entry in sorted(entries, key=lambda each: each.name):
+            for entry in sorted(entries, key=lambda entry: entry.name):
                 info = entry.stat(follow_symlinks=False)
                 kind = _KINDS.get(stat.S_IFMT(info.st_mode), "other")
-                found.append((os.path.relpath(entry.path, work), kind, info.st_size))
+                all_entries.append((os.path.relpath(entry.path, work), kind, info.st_size))
                 if recursive and kind == "folder":
                     folders.append(entry.path)
-    found.sort()
+    all_entries.sort()
     listed = []
     left = _MAX_ANSWER
-    for each in found[:limit]:
-        left -= 6 * len(each[0]) + 64  # JSON escapes a character in at most six bytes
+    for listed_entry in all_entries[:limit]:
+        left -= 6 * len(listed_entry[0]) + 64  # JSON escapes a character in at most six bytes
         if left < 0:
             break
-        listed.append(each)
-    return {"entries": listed, "more": len(found) > len(listed)}
+        listed.append(listed_entry)
+    return {"entries": listed, "more": len(all_entries) > len(listed)}

@@ -1,7 +1,7 @@
 """The message format of the package: length of the payload (4 bytes, big-endian), kind (1 byte), payload.
 
 Used on both ends of every byte stream: sandbox sessions, worker processes, the code judge. The only program of this
-folder that the host imports too; it imports nothing but the standard library, and no asyncio.
+folder that the host imports too. It imports nothing but the standard library, and no asyncio.
 
     pack, receive, receive_alone   blocking end, for a trusted peer
     FrameBuffer                    non-blocking end, for a peer that may send anything and stop anywhere; the asyncio
@@ -98,10 +98,10 @@ def receive_alone(channel: socket.socket, buffer: bytearray) -> bytes:
 def _receive_exactly(channel: Channel, size: int) -> bytes:
     data = bytearray()
     while len(data) < size:
-        part = channel.recv(min(size - len(data), 1 << 20))
-        if not part:
+        chunk = channel.recv(min(size - len(data), 1 << 20))
+        if not chunk:
             raise EOFError
-        data += part
+        data += chunk
     return bytes(data)
 
 

@@ -44,7 +44,7 @@ def guard(run: Callable[[], NoReturn], owner: int, close: Iterable[int], term_se
     """Call `run` in a child process; when it has ended, kill everything below this process. Returns its wait status.
 
     owner: the parent, whose end kills the child. close: file descriptors that only the child uses.
-    term_seconds: time for the child to end by itself after a SIGTERM to this process; 0: it is killed.
+    term_seconds: time for the child to end by itself after a SIGTERM to this process. 0: it is killed.
     """
     deadlines: list[float] = []
     wake = process_tree.wake_on_exit()
@@ -52,7 +52,7 @@ def guard(run: Callable[[], NoReturn], owner: int, close: Iterable[int], term_se
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     if _LINUX:
         kernel.adopt_orphans()
-    own = os.getpid()
+    guardian_pid = os.getpid()
     child = os.fork()
     if child == 0:
         signal.set_wakeup_fd(-1)
@@ -60,29 +60,29 @@ def guard(run: Callable[[], NoReturn], owner: int, close: Iterable[int], term_se
             signal.signal(number, signal.SIG_DFL)
         if _LINUX:
             kernel.die_with_parent()
-        if os.getppid() != own:
+        if os.getppid() != guardian_pid:
             os._exit(1)
         run()
     for fd in close:
         os.close(fd)
     poller = select.poll()
     poller.register(wake, select.POLLIN)
-    interval: int | None = 1000  # milliseconds between two looks at the parent; None: its end wakes this process
+    interval: int | None = 1000  # milliseconds between two looks at the parent. None: its end wakes this process
     with contextlib.suppress(OSError, AttributeError):
         poller.register(os.pidfd_open(owner), select.POLLIN)
         interval = None
-    asked = False
+    terminated = False
     status = None
     while status is None:
         if os.getppid() != owner or (deadlines and time.monotonic() >= deadlines[0]):
             os.kill(child, signal.SIGKILL)
-        elif deadlines and not asked:
-            asked = True
+        elif deadlines and not terminated:
+            terminated = True
             os.kill(child, signal.SIGTERM)
         poller.poll(50 if deadlines else interval)
         status = dict(process_tree.reap(wake)).get(child)
     if _LINUX:
-        process_tree.kill_below(own)
+        process_tree.kill_below(guardian_pid)
     with contextlib.suppress(OSError):
         os.killpg(child, signal.SIGKILL)
     return status

@@ -1,6 +1,6 @@
 """The interpreter: the only process that runs user code, one cell after another in one `__main__`.
 
-User code shares this process and may break it; it then deceives or stops only itself. This module is protected against
+User code shares this process and may break it. It then deceives or stops only itself. This module is protected against
 accidents: it has its own copy of the builtins, imports nothing after the start, and blocks signals outside user code.
 """
 
@@ -242,7 +242,7 @@ class Interpreter:
 
 
 def _split_last_line(code: str, name: str) -> tuple[types.CodeType, types.CodeType] | None:
-    """Compile the lines before the last one, and the last one as an expression; None where this does not work.
+    """Compile the lines before the last one, and the last one as an expression. None where this does not work.
 
     It works where the last line is an expression by itself and the others are complete without it. This takes half the
     time of compiling a tree, in which every node becomes an object and is read again.
@@ -282,14 +282,14 @@ def _format_traceback(error: BaseException, work: str) -> tuple[str, str]:
     seen: set[int] = set()
     pending: list[traceback.TracebackException | None] = [described]
     while pending:
-        each = pending.pop()
-        if each is None or id(each) in seen:
+        exception = pending.pop()
+        if exception is None or id(exception) in seen:
             continue
-        seen.add(id(each))
-        outside = [frame for frame in each.stack if not frame.filename.startswith(os.path.dirname(__file__))]
-        own = [frame for frame in outside if frame.filename.startswith(("<cell ", work))]
-        each.stack[:] = own or outside
-        pending += [each.__cause__, each.__context__, *(getattr(each, "exceptions", None) or ())]
+        seen.add(id(exception))
+        outside = [frame for frame in exception.stack if not frame.filename.startswith(os.path.dirname(__file__))]
+        user_frames = [frame for frame in outside if frame.filename.startswith(("<cell ", work))]
+        exception.stack[:] = user_frames or outside
+        pending += [exception.__cause__, exception.__context__, *(getattr(exception, "exceptions", None) or ())]
     lines = "".join(described.format_exception_only()).strip().splitlines() or [type(error).__name__]
     return lines[-1 if isinstance(error, SyntaxError) else 0], "".join(described.format())
 

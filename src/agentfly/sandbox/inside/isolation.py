@@ -1,6 +1,6 @@
 """Isolation of one session: mounts of its own, then the permanent loss of every privilege.
 
-`mount_session` runs in the first process of the session, which may still mount in its own namespace; `drop_privileges`
+`mount_session` runs in the first process of the session, which may still mount in its own namespace. `drop_privileges`
 takes every privilege away, before the first process with user code exists.
 """
 
@@ -20,7 +20,7 @@ from . import kernel, seccomp
 USER = 1000
 # The kernel counts these per user of the host, so all sessions of an ordinary user share them with each other and with
 # the host's own programs. File descriptors in flight over UNIX sockets have RLIMIT_NOFILE as their limit, plus the 253
-# of one message; pairs of files and epoll instances share fs.epoll.max_user_watches. Most programs may open 1024 files.
+# of one message. Pairs of files and epoll instances share fs.epoll.max_user_watches. Most programs may open 1024 files.
 _OPEN_FILES = 256
 _PENDING_SIGNALS = 256
 _TERMINALS = 32
@@ -105,14 +105,14 @@ def _restrict_by_landlock(readable: list[str], writable: str) -> None:
 
 def set_rlimits(limits: dict[str, Any], confine: str) -> None:
     """Set the resource limits of a process that runs user code; its children inherit them."""
-    wanted = {
+    rlimits = {
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_NOFILE: _OPEN_FILES,
         resource.RLIMIT_FSIZE: limits["disk"],
         resource.RLIMIT_SIGPENDING: _PENDING_SIGNALS,
     }
     if confine == "namespaces":
-        wanted[resource.RLIMIT_NPROC] = limits["processes"] + 1  # per user namespace, session init included
+        rlimits[resource.RLIMIT_NPROC] = limits["processes"] + 1  # per user namespace, session init included
     if confine != "none":
         # Below the limit of the tree, so that one greedy process gets a MemoryError and survives.
         try:
@@ -120,8 +120,8 @@ def set_rlimits(limits: dict[str, Any], confine: str) -> None:
                 inherited = int(file.read().split()[5]) * resource.getpagesize()
         except OSError:
             inherited = 1 << 28
-        wanted[resource.RLIMIT_DATA] = inherited + limits["memory"] * 9 // 10
-    for number, limit in wanted.items():
+        rlimits[resource.RLIMIT_DATA] = inherited + limits["memory"] * 9 // 10
+    for number, limit in rlimits.items():
         hard = resource.getrlimit(number)[1]
         value = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.setrlimit(number, (value, value))

@@ -98,7 +98,7 @@ def enter_root(folder: str) -> None:
 def collapse_heap() -> None:
     """Move this process's memory to huge pages, of which a fork copies one entry instead of 512.
 
-    Memory that the kernel does not move (before Linux 6.1: all of it) stays as it is; forks then take longer.
+    Memory that the kernel does not move (before Linux 6.1: all of it) stays as it is. Forks then take longer.
     """
     with open("/proc/self/maps") as file:
         lines = file.read().splitlines()

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from . import isolation, kernel
 
-_STAGE, _ROOT = "/tmp", "/tmp"  # exist everywhere; covered only in our own mount namespace
+_STAGE, _ROOT = "/tmp", "/tmp"  # exist everywhere. Covered only in our own mount namespace
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 
 
@@ -24,11 +24,11 @@ def main(config: dict[str, Any]) -> NoReturn:
     """Switch the user, build the root, start the zygote. Errors go to stderr."""
     try:
         # Read before the user changes to one that may not read them.
-        own = os.path.dirname(os.path.abspath(__file__))
+        folder = os.path.dirname(os.path.abspath(__file__))
         programs = {}
-        for name in os.listdir(own):
+        for name in os.listdir(folder):
             if name.endswith(".py"):
-                with open(f"{own}/{name}", "rb") as file:
+                with open(f"{folder}/{name}", "rb") as file:
                     programs[name] = file.read()
         if config["uid"] is not None:
             _switch_user(config)

@@ -40,7 +40,7 @@ def _stat(pid: int) -> list[bytes]:
 
 
 def is_dying(pid: int) -> bool:
-    """Whether a child was killed or is exiting, however long that takes; False if unknown."""
+    """Whether a child was killed or is exiting, however long that takes. False if unknown."""
     try:
         fields = _stat(pid)
     except OSError:
@@ -56,13 +56,13 @@ def descendants(root: int) -> list[int]:
         if name.isdigit():
             with contextlib.suppress(OSError):
                 parents[int(name)] = int(_stat(int(name))[1])
-    pending, found = [root], []
+    pending, pids = [root], []
     while pending:
         parent = pending.pop()
         children = [pid for pid, its_parent in parents.items() if its_parent == parent]
-        found += children
+        pids += children
         pending += children
-    return found
+    return pids
 
 
 def kill_below(root: int) -> None:
@@ -82,7 +82,7 @@ def kill_below(root: int) -> None:
 
 
 def memory_kills() -> int:
-    """Number of processes of this container killed by the kernel for memory; 0 if it does not report them."""
+    """Number of processes of this container killed by the kernel for memory. 0 if it does not report them."""
     for path in _MEMORY_EVENTS:
         with contextlib.suppress(OSError, ValueError), open(path) as file:
             words = file.read().split()
@@ -115,7 +115,7 @@ def count_sockets() -> int:
 
 
 def _read_status(pid: int, *names: bytes) -> int:
-    """Sum of these lines of /proc/PID/status in bytes; 0 if the process has ended."""
+    """Sum of these lines of /proc/PID/status in bytes. 0 if the process has ended."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
             return sum(int(line.split()[1]) * 1024 for line in file if line.startswith(names))

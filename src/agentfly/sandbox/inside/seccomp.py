@@ -1,6 +1,6 @@
 """The seccomp filter of a session as classic BPF, without libseccomp.
 
-Namespaces do not block vsock, netlink, ptrace between processes of a session, io_uring or the kernel's keyring; this
+Namespaces do not block vsock, netlink, ptrace between processes of a session, io_uring or the kernel's keyring. This
 filter does. It is a deny list of system calls that programs of a model do not need and that expose much of the kernel.
 """
 
@@ -15,7 +15,7 @@ from . import kernel
 
 _LOAD, _EQUAL, _ANY_BIT, _AT_LEAST, _AND, _RETURN = 0x20, 0x15, 0x45, 0x35, 0x54, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
-_NUMBER, _ARCH, _FIRST, _SECOND, _THIRD = 0, 4, 16, 24, 32  # offsets in seccomp_data; arguments count from one
+_NUMBER, _ARCH, _FIRST, _SECOND, _THIRD = 0, 4, 16, 24, 32  # offsets in seccomp_data. Arguments count from one
 _NEW_NAMESPACES = 0x7E020000
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _F_SETPIPE_SZ = 1031
@@ -24,7 +24,7 @@ _STREAM, _SEQPACKET, _SOCKET_TYPE = 1, 5, 0xF  # a mask without SOCK_CLOEXEC and
 _SO_SNDBUF, _SO_SNDBUFFORCE, _SO_PASSPIDFD, _SO_PEERPIDFD = 7, 32, 76, 77
 
 _ARCHES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-# name: (x86_64, aarch64); None if the machine has no such call
+# name: (x86_64, aarch64). None if the machine has no such call
 _SPECIAL = {
     "clone": (56, 220), "clone3": (435, 435), "socket": (41, 198), "socketpair": (53, 199), "ioctl": (16, 29),
     "setsockopt": (54, 208), "getsockopt": (55, 209), "prlimit64": (302, 261), "fcntl": (72, 25),
@@ -96,8 +96,8 @@ class _FilterProgram:
         self.add(_EQUAL, _SPECIAL[call][self.column], 0, len(values) + 4)
         self.add(_LOAD, offset)
         self.add(_AND, mask)
-        for place, value in enumerate(values):
-            self.add(_EQUAL, value, len(values) - place, 0)
+        for index, value in enumerate(values):
+            self.add(_EQUAL, value, len(values) - index, 0)
         self.add(_RETURN, _ERRNO | error)
         self.add(_RETURN, _ALLOW)
 
@@ -105,8 +105,8 @@ class _FilterProgram:
         """Answer this call with EPERM if `test` of one argument holds for one of these values."""
         self.add(_EQUAL, _SPECIAL[call][self.column], 0, len(values) + 3)
         self.add(_LOAD, offset)
-        for place, value in enumerate(values):
-            self.add(test, value, len(values) - place, 0)
+        for index, value in enumerate(values):
+            self.add(test, value, len(values) - index, 0)
         self.add(_RETURN, _ALLOW)
         self.add(_RETURN, _ERRNO | errno.EPERM)
 

@@ -1,10 +1,10 @@
-"""The session init: first process of a session. It owns the channel to the host; user code never does.
+"""The session init: first process of a session. It owns the channel to the host. User code never does.
 
     host ──frames── session init ──frames── interpreter (user code)
       └──────────────────│─────────frames────────┘
                          └──── pipe ◄─── fd 1 and 2 of the interpreter, of its children and of shell commands
 
-One call at a time. A call to this process ends with exactly one ANSWER, written here; it announces whether a REPLY of
+One call at a time. A call to this process ends with exactly one ANSWER, written here. It announces whether a REPLY of
 the interpreter follows. When the interpreter dies, everything user code left running is killed and a new interpreter
 starts: variables are lost, files stay. A shell command that runs meanwhile may finish first.
 
@@ -146,25 +146,25 @@ class SessionInit:
         self.direct = direct is not None
         self.interpreter: socket.socket | None = None
         """This end of the channel to an interpreter without a connection of its own."""
-        theirs = direct
-        if theirs is None:
-            self.interpreter, theirs = socket.socketpair()
+        child_end = direct
+        if child_end is None:
+            self.interpreter, child_end = socket.socketpair()
             self.interpreter.setblocking(False)
             self.replies = frames.FrameBuffer({frames.REPLY: _MAX_REPLY})
             self.poller.register(self.interpreter.fileno(), select.POLLIN)
         # A socket takes one more message, as large as its send buffer, when that buffer is nearly full.
-        self.socket_size = 2 * theirs.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+        self.socket_size = 2 * child_end.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
         self.pid = os.fork()
         if self.pid == 0:
             try:
                 os.setpgid(0, 0)
                 self.become_user()
-                interpreter.serve(theirs, self.output.write_fd, self.output.unsent, work=self.work)
+                interpreter.serve(child_end, self.output.write_fd, self.output.unsent, work=self.work)
             finally:
                 os._exit(71)
         with contextlib.suppress(OSError):  # the child does it too: whichever is first
             os.setpgid(self.pid, self.pid)
-        theirs.close()
+        child_end.close()
 
     def become_user(self) -> None:
         """In a new child: close what user code must not have, and set its limits."""

@@ -44,7 +44,7 @@ class Zygote:
             ready = {fd for fd, _ in poller.poll()}
             if self.wake in ready:
                 for pid, status in process_tree.reap(self.wake):
-                    for session in [number for number, each in self.sessions.items() if each == pid]:
+                    for session in [number for number, session_pid in self.sessions.items() if session_pid == pid]:
                         del self.sessions[session]
                         self.report_end(session, status)
             self.accept()  # before the control socket: a session is ended after it was requested
@@ -101,7 +101,7 @@ class Zygote:
             os.kill(pid, signal.SIGKILL)
 
     def report_end(self, session: int, status: int | None) -> None:
-        """Report the wait status of a session to the host; None if unknown."""
+        """Report the wait status of a session to the host. None if unknown."""
         with contextlib.suppress(OSError):
             self.control.send(json.dumps({"ended": session, "status": status}).encode())
 
@@ -119,10 +119,12 @@ def main(config: dict[str, Any]) -> None:
     interpreter.warm_up()
     zygote = Zygote(config)
     if zygote.own_namespaces:
-        for inet in (True, False):
+        for inet in (True, False):  # cached, so that the sessions, which are forks, need not build it
             seccomp.build_filter(inet=inet, own_mounts=True)
     else:
         kernel.adopt_orphans()
+    # The collector writes into the headers of the objects that it visits. Every session would get its own copy of the
+    # pages that hold the libraries, and each would count toward its memory limit.
     gc.collect()
     gc.freeze()
     kernel.collapse_heap()
