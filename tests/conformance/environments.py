@@ -33,8 +33,8 @@ class Corridor(Environment):
         while len(rows) < count:
             at, door = random.randrange(10_000), random.randrange(1, 9)
             if ("train", "validation", "test")[zlib.crc32(f"{at} {door}".encode()) % 3] == split:
-                asked = f"You are at {at}. Walk to {at + door}."
-                rows.append({"id": f"{split}-{seed}-{len(rows)}", "question": asked, "at": at, "door": at + door})
+                question = f"You are at {at}. Walk to {at + door}."
+                rows.append({"id": f"{split}-{seed}-{len(rows)}", "question": question, "at": at, "door": at + door})
         return rows
 
     async def reset(self, task: Task) -> None:
@@ -78,8 +78,8 @@ def generous_reward(env: Corridor) -> float:
 
 class Slow(Corridor):
     def __init__(self) -> None:
-        begun = time.thread_time()
-        while time.thread_time() - begun < 0.06:
+        started_at = time.thread_time()
+        while time.thread_time() - started_at < 0.06:
             pass
 
 
@@ -118,8 +118,8 @@ class Overlapping(Corridor):
 class AnySplit(Corridor):
     @classmethod
     def draw_tasks(cls, split: str = "train", count: int = 100, *, seed: int = 0) -> list[dict[str, Any]]:
-        there = split if split in ("train", "validation", "test") else "train"
-        return super().draw_tasks(there, count, seed=seed)
+        drawn_split = split if split in ("train", "validation", "test") else "train"
+        return super().draw_tasks(drawn_split, count, seed=seed)
 
 
 class Tuples(Corridor):

@@ -37,7 +37,7 @@ def clean_up(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) ->
 
 
 def statuses(report: ConformanceReport) -> dict[str, PropertyStatus]:
-    return {each.name: each.status for each in report.results}
+    return {result.name: result.status for result in report.results}
 
 
 def test_sound_environment_passes_all_properties_also_in_another_process() -> None:
@@ -95,8 +95,8 @@ def test_broken_property_is_the_only_failure(
     report = check_environment(env_class)
     assert list(report.failures) == [name], report
     assert detail in report.failures[name]
-    for each in report.results:
-        assert each.detail
+    for result in report.results:
+        assert result.detail
 
 
 def test_blocked_event_loop_is_reported(
@@ -110,10 +110,10 @@ def test_blocked_event_loop_is_reported(
 def test_missing_tasks_are_reported_with_a_hint() -> None:
     report = check_environment(environments.Doorless)
     assert "use --tasks FILE for real ones" in report.failures["starts"]
-    given = check_environment(environments.Doorless, tasks=environments.Corridor.draw_tasks("train", 3))
-    assert given.ok, given
-    assert statuses(given)["splits disjoint"] is PropertyStatus.NOT_APPLICABLE
-    assert statuses(given)["expert solves"] is PropertyStatus.PASS
+    report = check_environment(environments.Doorless, tasks=environments.Corridor.draw_tasks("train", 3))
+    assert report.ok, report
+    assert statuses(report)["splits disjoint"] is PropertyStatus.NOT_APPLICABLE
+    assert statuses(report)["expert solves"] is PropertyStatus.PASS
 
 
 def test_expert_without_a_reward_is_not_reported_as_solving() -> None:
@@ -167,8 +167,8 @@ def test_loaded_machine_does_not_fail_a_sound_environment(monkeypatch: pytest.Mo
 def test_environment_over_its_cpu_limit_fails() -> None:
     class Busy(environments.Corridor):
         async def reset(self, task: Task) -> None:
-            begun = time.thread_time()
-            while time.thread_time() - begun < 0.5:
+            started_at = time.thread_time()
+            while time.thread_time() - started_at < 0.5:
                 await asyncio.sleep(0)
             await super().reset(task)
 
@@ -197,11 +197,11 @@ async def test_time_limit_counts_cpu_time_and_detects_hangs(monkeypatch: pytest.
 
 
 def test_cpu_time_includes_children() -> None:
-    before = clock.cpu_seconds()
+    seconds_before = clock.cpu_seconds()
     code = "import time\nwhile time.process_time() < 0.5: pass\nprint('done', flush=True)\ninput()"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        assert clock.cpu_seconds() - before >= 0.45
+        assert clock.cpu_seconds() - seconds_before >= 0.45
         child.communicate(b"\n")
-    assert clock.cpu_seconds() - before >= 0.45
+    assert clock.cpu_seconds() - seconds_before >= 0.45

@@ -35,8 +35,8 @@ class Findable(ScienceWorld):
 
     @classmethod
     def draw_tasks(cls, split: str = "train", count: int = 100, *, seed: int = 0, **_: Any) -> list[dict[str, Any]]:
-        found = ["find-living-thing", "find-non-living-thing"]
-        return super().draw_tasks(split, count, seed=seed, tasks=found)
+        task_names = ["find-living-thing", "find-non-living-thing"]
+        return super().draw_tasks(split, count, seed=seed, tasks=task_names)
 
 
 DRAW = f"""

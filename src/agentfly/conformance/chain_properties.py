@@ -41,10 +41,10 @@ async def reset_isolation(subject: Subject) -> str:
     subject.require_determinism()
     first, second = subject.tasks(2)
     fresh = await subject.trace(second)
-    before = await subject.trace(first)
+    first_trace = await subject.trace(first)
     async with subject.manager() as manager:
         async with subject.session(manager, first) as session:
-            await session.replay(before.calls)
+            await session.replay(first_trace.calls)
             await session.replay(subject.valid_calls(first))
         used = await subject.replay(manager, second, fresh.calls)
     if difference := fresh.difference(used):
@@ -101,9 +101,9 @@ async def bad_tasks(subject: Subject) -> str:
     bad = [Task(task.messages, dict.fromkeys(task.columns), "nothing"), Task(task.messages, {}, "no columns")]
     rejected = 0
     async with subject.manager() as manager:
-        for each in bad:
+        for bad_task in bad:
             try:
-                async with subject.session(manager, each):
+                async with subject.session(manager, bad_task):
                     pass
             except EnvironmentFault:
                 rejected += 1
@@ -119,9 +119,9 @@ async def cancellation(subject: Subject) -> str:
     """After a call is cancelled, the instance can be closed, and the next chain works."""
     subject.require_tools()
     (task,) = subject.tasks(1)
-    begun = time.monotonic()
+    started_at = time.monotonic()
     trace = await subject.trace(task)
-    timeout = CANCEL_TIMEOUT + 3 * (time.monotonic() - begun)
+    timeout = CANCEL_TIMEOUT + 3 * (time.monotonic() - started_at)
     comparable = subject.deterministic and subject.isolated and subject.env_class.deterministic
     call = (*trace.calls, *subject.valid_calls(task))[0]
     try:
@@ -129,13 +129,13 @@ async def cancellation(subject: Subject) -> str:
             for delay in CANCEL_AFTER:
                 await _cancel_call(subject, manager, task, call=call, delay=delay, timeout=timeout)
             async with time_limit(timeout):
-                after = await subject.replay(manager, task, trace.calls)
+                replayed = await subject.replay(manager, task, trace.calls)
             failed_closes = await _count_failed_closes(manager)
     except TimeoutError:
         raise PropertyFailed(f"after a call was cancelled, the next chain waited more than {timeout:.0f} s") from None
     if failed_closes:
         raise PropertyFailed("an instance whose call was cancelled could not be closed; see the warnings")
-    if comparable and (difference := trace.difference(after)):
+    if comparable and (difference := trace.difference(replayed)):
         raise PropertyFailed(f"after a call was cancelled, {difference}")
     return f"{len(CANCEL_AFTER)} calls cancelled; the next chain worked as usual"
 
@@ -165,6 +165,6 @@ async def _cancel_call(
 
 async def _count_failed_closes(manager: ResourceManager) -> int:
     """Count the instances whose close failed, after pending closes."""
-    while any(each.closing for each in manager.pool_metrics()):  # noqa: ASYNC110  (the manager has no event for it)
+    while any(pool.closing for pool in manager.pool_metrics()):  # noqa: ASYNC110  (the manager has no event for it)
         await asyncio.sleep(0.01)
-    return sum(each.failed_closes for each in manager.pool_metrics())
+    return sum(pool.failed_closes for pool in manager.pool_metrics())

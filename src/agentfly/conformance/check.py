@@ -74,16 +74,16 @@ def check_environment(
         tasks: Tasks to use instead of those that it draws.
         seed: Seed of drawn tasks and generated calls.
         instances: Number of concurrent instances.
-        seconds: CPU time limit of each property; five times as many wall-clock seconds are a limit too.
+        seconds: CPU time limit of each property. Five times as many wall-clock seconds are a limit too.
         on_result: Called with each result as it becomes available.
 
     Raises:
         ConfigError: A package or setting that the environment needs is missing.
     """
-    given = parse_tasks(tasks) if tasks else []
+    parsed_tasks = parse_tasks(tasks) if tasks else []
     limit = env_class.pool.max_instances
     subject = Subject(
-        env_class, given, seed, instances=instances if limit is None else min(instances, limit), seconds=seconds
+        env_class, parsed_tasks, seed, instances=instances if limit is None else min(instances, limit), seconds=seconds
     )
     incoming: queue.SimpleQueue[PropertyResult | BaseException | None] = queue.SimpleQueue()
     cancel_callbacks: list[Callable[[], object]] = []
@@ -115,7 +115,7 @@ def check_environment(
 def _next_result(
     incoming: queue.SimpleQueue[PropertyResult | BaseException | None], remaining: list[str], seconds: float
 ) -> PropertyResult | BaseException | None:
-    """Wait for the next result; None after the last one. A failure of the next property if none arrives in time."""
+    """Wait for the next result. None after the last one. A failure of the next property if none arrives in time."""
     watch = Stopwatch()
     while not watch.exceeds(seconds + GRACE):
         with suppress(queue.Empty):

@@ -38,9 +38,9 @@ async def constructor(subject: Subject) -> str:
         raise PropertyFailed(str(error)) from None
     for _ in range(3):
         watch = Stopwatch()
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         subject.env_class()
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - started_at
         if not watch.exceeds(CONSTRUCTOR_SECONDS):
             return f"takes no arguments; created in {1000 * seconds:.1f} ms"
     raise PropertyFailed(f"it takes {seconds:.1f} s; slow work goes into start")
@@ -173,7 +173,7 @@ print("\\n" + json.dumps(rows, sort_keys=True, default=repr))
 
 
 def _draw_in_new_process(subject: Subject) -> str:
-    """Draw the tasks in a process with another hash seed. Returns them as JSON; empty if it cannot import the class."""
+    """Draw the tasks in a process with another hash seed. Returns them as JSON. Empty if it cannot import the class."""
     env_class = subject.env_class
     file = getattr(sys.modules.get(env_class.__module__), "__file__", None)
     if file is None or "<locals>" in env_class.__qualname__:

@@ -1,7 +1,7 @@
 """Time limits in CPU time, so that a loaded machine does not fail a sound environment.
 
 A limit of n seconds is exceeded when n seconds have passed and this process and its children have used more than n
-seconds of CPU time; or, regardless of CPU time, when `WALL` times n seconds have passed: then something hangs.
+seconds of CPU time or, regardless of CPU time, when `WALL` times n seconds have passed: then something hangs.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ async def time_limit(seconds: float) -> AsyncIterator[asyncio.Timeout]:
 def cpu_seconds() -> float:
     """CPU time of this process and all its children, including those that have ended."""
     total = time.process_time()
-    own = os.times()
-    total += own.children_user + own.children_system
+    process_times = os.times()
+    total += process_times.children_user + process_times.children_system
     for process in descendants():
         with contextlib.suppress(psutil.Error):  # it ended meanwhile
             times = process.cpu_times()
@@ -71,9 +71,9 @@ def descendants() -> list[psutil.Process]:
     """Live descendant processes, without zombies. Empty on systems other than Linux."""
     if sys.platform != "linux":
         return []
-    found = []
+    running = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             if process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
+                running.append(process)
+    return running

@@ -38,28 +38,30 @@ async def close_releases(subject: Subject) -> str:
     """Closed instances leave no threads, file descriptors or processes.
 
     The first instances may create resources that later ones share, so the next batches are measured. A leak repeats in
-    each of them; what is created once, such as the OpenMP helper of a pool thread, does not.
+    each of them. What is created once, such as the OpenMP helper of a pool thread, does not.
     """
     if sys.platform != "linux":
         raise NotApplicable("counting resources needs /proc")
     tasks = subject.tasks(subject.instances)
     await _run_chains(subject, tasks)
     for _ in range(LEAK_BATCHES):
-        before = count_resources()
-        known = set(threading.enumerate())
+        counts_before = count_resources()
+        threads_before = set(threading.enumerate())
         await _run_chains(subject, tasks)
         watch = Stopwatch()
         while True:  # resources may take a moment to be released
-            after = count_resources()
-            left = [name for name, count in before.items() if after[name] > count]
+            counts_after = count_resources()
+            left = [name for name, count in counts_before.items() if counts_after[name] > count]
             if not left:
-                return f"{', '.join(before)} are as many as before {len(tasks)} instances"
+                return f"{', '.join(counts_before)} are as many as before {len(tasks)} instances"
             if watch.exceeds(RELEASE_TIMEOUT):
                 break
             await asyncio.sleep(0.05)
-    names = sorted({each.name for each in set(threading.enumerate()) - known} - {_POOL_THREAD})
+    names = sorted({thread.name for thread in set(threading.enumerate()) - threads_before} - {_POOL_THREAD})
     named = f": {', '.join(names[:5])}" if left[0] == "threads" and names else ""
-    raise PropertyFailed(f"{after[left[0]] - before[left[0]]} {left[0]} are left of {len(tasks)} instances{named}")
+    raise PropertyFailed(
+        f"{counts_after[left[0]] - counts_before[left[0]]} {left[0]} are left of {len(tasks)} instances{named}"
+    )
 
 
 def count_resources() -> dict[str, int]:
@@ -84,12 +86,16 @@ async def no_global_state(subject: Subject) -> str:
     first, second = subject.tasks(2)
     await _run_chains(subject, [first])
     await _run_chains(subject, [second])
-    before = _global_variables(subject.env_class)
+    variables_before = _global_variables(subject.env_class)
     await _run_chains(subject, [first])
-    after = _global_variables(subject.env_class)
-    if changed := sorted(name for name in {*before, *after} if before.get(name) != after.get(name)):
+    variables_after = _global_variables(subject.env_class)
+    if changed := sorted(
+        name
+        for name in {*variables_before, *variables_after}
+        if variables_before.get(name) != variables_after.get(name)
+    ):
         raise PropertyFailed(f"a chain changed {', '.join(changed[:5])}")
-    return f"{len(before)} variables of class, module and process are unchanged"
+    return f"{len(variables_before)} variables of class, module and process are unchanged"
 
 
 async def _run_chains(subject: Subject, tasks: list[Task]) -> None:
@@ -126,9 +132,9 @@ def _snapshot(value: Any, depth: int) -> Any:
     if value is None or isinstance(value, bool | int | float | str | bytes):
         return value
     if depth and isinstance(value, Mapping):
-        return {repr(key): _snapshot(each, depth - 1) for key, each in value.items()}
+        return {repr(key): _snapshot(member, depth - 1) for key, member in value.items()}
     if depth and isinstance(value, list | tuple):
-        return [_snapshot(each, depth - 1) for each in value]
+        return [_snapshot(member, depth - 1) for member in value]
     if isinstance(value, set | frozenset):
         return sorted(map(repr, value))
     return id(value)
@@ -143,12 +149,12 @@ async def expert_solves(subject: Subject) -> str:
         raise NotApplicable("it names no reward (scored_by)")
     async with subject.agent() as agent:
         for split, tasks in subject.samples.items():
-            found = await demonstrate(agent, tasks, threshold=FULL_REWARD, max_turns=MAX_TURNS)
-            subject.demonstrations[split] = found
-            if found.rejected:
-                reasons = "; ".join(f"{count} × {reason:.120}" for reason, count in found.reasons.items())
+            expert = await demonstrate(agent, tasks, threshold=FULL_REWARD, max_turns=MAX_TURNS)
+            subject.demonstrations[split] = expert
+            if expert.rejected:
+                reasons = "; ".join(f"{count} × {reason:.120}" for reason, count in expert.reasons.items())
                 raise PropertyFailed(
-                    f"{len(found.rejected)} of {len(tasks)} tasks of {split} are not solved: {reasons}"
+                    f"{len(expert.rejected)} of {len(tasks)} tasks of {split} are not solved: {reasons}"
                 )
     count = sum(map(len, subject.samples.values()))
     reward = f" with {subject.env_class.scored_by} ≥ {FULL_REWARD:g}"
@@ -160,26 +166,26 @@ async def reward_bounds(subject: Subject) -> str:
     _require_tasks_and_reward(subject)
     if subject.reward is None:
         raise NotApplicable("it names no reward (scored_by)")
-    most = 0.0
+    best_reward = 0.0
     async with subject.agent() as agent:
         for split, tasks in subject.samples.items():
             for chain in await agent.run(tasks):
                 if chain.reward is None:
                     reason = chain.failures[-1].message if chain.failures else chain.stop.value
                     raise PropertyFailed(f"a chain without calls has no reward: {reason:.200}")
-                most = max(most, chain.reward)
+                best_reward = max(best_reward, chain.reward)
             expert = subject.demonstrations.get(split)
-            rewards = [each.reward for each in expert.accepted if each.reward is not None] if expert else []
-            least = min(rewards, default=None)
-            if most >= FULL_REWARD or (least is not None and most > least):
-                comparison = "" if least is None else f", the expert {least:g}"
-                raise PropertyFailed(f"a chain without calls earns {most:g} in {split}{comparison}")
-    return f"chains without calls earn at most {most:g}"
+            rewards = [chain.reward for chain in expert.accepted if chain.reward is not None] if expert else []
+            lowest_reward = min(rewards, default=None)
+            if best_reward >= FULL_REWARD or (lowest_reward is not None and best_reward > lowest_reward):
+                comparison = "" if lowest_reward is None else f", the expert {lowest_reward:g}"
+                raise PropertyFailed(f"a chain without calls earns {best_reward:g} in {split}{comparison}")
+    return f"chains without calls earn at most {best_reward:g}"
 
 
 def _require_tasks_and_reward(subject: Subject) -> None:
     subject.require_tools()
-    if not subject.given and not has_tasks(subject.env_class):
+    if not subject.caller_tasks and not has_tasks(subject.env_class):
         raise NotApplicable("it draws no tasks of its own, and none were given")
     try:
         _ = subject.reward

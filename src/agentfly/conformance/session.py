@@ -46,10 +46,12 @@ class Trace:
     """The public attributes that are plain data."""
 
     def difference(self, other: Trace) -> str:
-        """Describe the first difference of another run of the same calls; empty if there is none."""
-        for number, (call, ours, theirs) in enumerate(zip(self.calls, self.answers, other.answers, strict=False), 1):
-            if ours != theirs:
-                return f"call {number}, {format_call(call)}, returned {theirs.brief} instead of {ours.brief}"
+        """Describe the first difference of another run of the same calls. Empty if there is none."""
+        for number, (call, answer, other_answer) in enumerate(
+            zip(self.calls, self.answers, other.answers, strict=False), 1
+        ):
+            if answer != other_answer:
+                return f"call {number}, {format_call(call)}, returned {other_answer.brief} instead of {answer.brief}"
         for name in sorted({*self.state, *other.state}):
             expected, actual = self.state.get(name), other.state.get(name)
             if expected != actual:
@@ -92,14 +94,14 @@ class CheckSession:
 
     async def replay(self, calls: Iterable[ToolCall]) -> Trace:
         """Make the calls, until one ends the chain."""
-        made: list[ToolCall] = []
+        replayed_calls: list[ToolCall] = []
         answers: list[CallAnswer] = []
         for call in calls:
-            made.append(call)
+            replayed_calls.append(call)
             answers.append(await self.act(call))
             if answers[-1].ends_chain:
                 break
-        return Trace(tuple(made), tuple(answers), self.state())
+        return Trace(tuple(replayed_calls), tuple(answers), self.state())
 
 
 def format_call(call: ToolCall) -> str:
@@ -127,7 +129,7 @@ def invalid_calls(toolbox: Toolbox, task: Task, random: Random) -> Iterator[Tool
     """Yield calls of unknown tools, with missing or unknown arguments, and with arguments of wrong type or size."""
     yield ToolCall("no_such_tool", {"x": 1})
     yield ToolCall("", problem="it has no name")
-    for tool in sorted(toolbox, key=lambda each: each.ends_chain):
+    for tool in sorted(toolbox, key=lambda tool: tool.ends_chain):
         yield ToolCall(tool.name, {**valid_arguments(tool, task, random), "no_such_argument": 1})
         for name, spec in tool.schema["function"]["parameters"]["properties"].items():
             valid = valid_arguments(tool, task, random)

@@ -27,7 +27,7 @@ NO_TASK = Task((), {}, "no task")
 ROUNDS = 2
 """Valid calls per tool."""
 MAX_CALLS = 60
-"""Length of a trace; an expert's whole chain may be longer."""
+"""Length of a trace. An expert's whole chain may be longer."""
 
 
 class PropertyStatus(enum.Enum):
@@ -73,7 +73,7 @@ class ConformanceReport:
     @property
     def failures(self) -> dict[str, str]:
         """The failed properties, with what was observed."""
-        return {each.name: each.detail for each in self.results if each.status is PropertyStatus.FAIL}
+        return {result.name: result.detail for result in self.results if result.status is PropertyStatus.FAIL}
 
     def __str__(self) -> str:
         return "\n".join([self.environment, *map(str, self.results)])
@@ -84,7 +84,7 @@ class Subject:
     """An environment class under test, and what the properties found out about it so far."""
 
     env_class: type[Environment]
-    given: Sequence[Task] = ()
+    caller_tasks: Sequence[Task] = ()
     """The caller's tasks; if empty, the environment draws its own, and without `draw_tasks` there is one empty task."""
     seed: int = 0
     instances: int = 4
@@ -120,14 +120,14 @@ class Subject:
 
         if not (name := self.env_class.scored_by):
             return None
-        own = getattr(sys.modules.get(self.env_class.__module__), name, None)
-        return own if isinstance(own, Reward) else REWARDS.find(name)
+        module_value = getattr(sys.modules.get(self.env_class.__module__), name, None)
+        return module_value if isinstance(module_value, Reward) else REWARDS.find(name)
 
     @functools.cached_property
     def samples(self) -> dict[str, list[Task]]:
         """A few tasks of every split."""
-        if self.given:
-            return {"given": list(self.given)}
+        if self.caller_tasks:
+            return {"given": list(self.caller_tasks)}
         if not has_tasks(self.env_class):
             return {"empty": [NO_TASK]}
         count = max(self.instances, 4)
