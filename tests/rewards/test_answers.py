@@ -38,7 +38,7 @@ def test_normalize_answer(text: str, plain: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "right", "em", "f1"),
+    ("prediction", "right", "em", "f1"),
     [
         ("Paris", "paris.", 1.0, 1.0),
         ("the city of Paris", "Paris", 0.0, 0.5),
@@ -53,22 +53,27 @@ def test_normalize_answer(text: str, plain: str) -> None:
         ("", "", 0.0, 0.0),
     ],
 )
-def test_match(given: str, right: str, em: float, f1: float) -> None:
-    found = match(given, right)
-    assert (found.em, found.f1) == (em, pytest.approx(f1))
+def test_match(prediction: str, right: str, em: float, f1: float) -> None:
+    scores = match(prediction, right)
+    assert (scores.em, scores.f1) == (em, pytest.approx(f1))
 
 
 @pytest.mark.parametrize("letter", "ABCDEI")
 @pytest.mark.parametrize("written", ["{}", "{}.", "({})", "{})", "**{}**", "[{}]", "{}:"])
 def test_choice_letter_matches_in_any_notation(letter: str, written: str) -> None:
-    given = written.format(letter)
-    assert qa_em(given, letter)["reward"] == qa_em(letter, given)["reward"] == qa_f1(given, letter)["reward"] == 1.0
-    assert qa_em(given, "F")["reward"] == 0.0
+    prediction = written.format(letter)
+    assert (
+        qa_em(prediction, letter)["reward"]
+        == qa_em(letter, prediction)["reward"]
+        == qa_f1(prediction, letter)["reward"]
+        == 1.0
+    )
+    assert qa_em(prediction, "F")["reward"] == 0.0
 
 
 def reference_normalize(text: str) -> str:
     """`normalize_answer` of the SQuAD evaluation script."""
-    without = "".join(each for each in text.lower() if each not in string.punctuation)
+    without = "".join(character for character in text.lower() if character not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", without).split())
 
 
@@ -79,10 +84,10 @@ def test_normalization_is_the_reference_unless_that_is_empty(text: str) -> None:
 
 
 @given(st.text(max_size=40), st.text(max_size=40))
-def test_matches_are_bounded_and_symmetric(given: str, right: str) -> None:
-    found = match(given, right)
-    assert 0.0 <= found.em <= found.f1 <= 1.0 + 1e-9
-    assert found.f1 == pytest.approx(match(right, given).f1)
+def test_matches_are_bounded_and_symmetric(prediction: str, right: str) -> None:
+    scores = match(prediction, right)
+    assert 0.0 <= scores.em <= scores.f1 <= 1.0 + 1e-9
+    assert scores.f1 == pytest.approx(match(right, prediction).f1)
     assert match(right, right).em == float(bool(right.split()))
 
 
@@ -103,7 +108,7 @@ def test_last_marked_answer_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "kept"),
+    ("reply", "kept"),
     [
         ("I think <answer>Paris</answer>", True),
         ("<answer>Paris</answer> \n", True),
@@ -114,13 +119,13 @@ def test_last_marked_answer_counts() -> None:
         ("Paris", False),
     ],
 )
-def test_format(said: str, kept: bool) -> None:
-    assert has_answer_format(said) is kept
+def test_format(reply: str, kept: bool) -> None:
+    assert has_answer_format(reply) is kept
 
 
 def test_format_weight() -> None:
-    def rewards(said: str) -> list[float]:
-        return [pytest.approx(r(said, "New York")["reward"]) for r in (qa_em_format, qa_f1_format)]
+    def rewards(reply: str) -> list[float]:
+        return [pytest.approx(r(reply, "New York")["reward"]) for r in (qa_em_format, qa_f1_format)]
 
     assert rewards("<answer>New York</answer>") == [1.0, 1.0]
     assert rewards("New York") == [0.9, 0.9]
@@ -134,19 +139,19 @@ async def look(at: str) -> str:
     return at
 
 
-def said(name: str, **arguments: str) -> str:
+def format_call(name: str, **arguments: str) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 @pytest.mark.parametrize(
     ("script", "reward"),
     [
-        ([said("look", at="x"), said("answer", answer="Paris")], 1.0),
-        ([said("answer", answer="Paris")], 0.0),
-        ([said("look", at="x"), "Paris"], 0.0),
-        ([said("look", what="x"), said("answer", answer="Paris")], 0.0),
-        ([said("look", at="x") + said("answer", answer="Paris")], 0.0),
-        ([said("look", at="x"), said("answer", answer="Rome")], 0.0),
+        ([format_call("look", at="x"), format_call("answer", answer="Paris")], 1.0),
+        ([format_call("answer", answer="Paris")], 0.0),
+        ([format_call("look", at="x"), "Paris"], 0.0),
+        ([format_call("look", what="x"), format_call("answer", answer="Paris")], 0.0),
+        ([format_call("look", at="x") + format_call("answer", answer="Paris")], 0.0),
+        ([format_call("look", at="x"), format_call("answer", answer="Rome")], 0.0),
     ],
 )
 async def test_answer_tool_counts_after_another_successful_call(script: list[str], reward: float) -> None:

@@ -65,16 +65,16 @@ def test_parts_after_a_zero_are_not_evaluated() -> None:
     assert predictions == []
 
 
-@pytest.mark.parametrize(("least", "earned"), [(1.0, 0.0), (0.5, 1.0), (0.4, 1.0), (0.6, 0.0)])
-def test_gate_passes_rewards_from_its_threshold_on(least: float, earned: float) -> None:
-    chain = agent_of(gate(column, qa_em, threshold=least), ["done"]).run_sync(ROW)[0]
+@pytest.mark.parametrize(("threshold", "earned"), [(1.0, 0.0), (0.5, 1.0), (0.4, 1.0), (0.6, 0.0)])
+def test_gate_passes_rewards_from_its_threshold_on(threshold: float, earned: float) -> None:
+    chain = agent_of(gate(column, qa_em, threshold=threshold), ["done"]).run_sync(ROW)[0]
     assert chain.reward == earned
     assert ("qa_em" in chain.score.metrics) is bool(earned)
 
 
-@pytest.mark.parametrize(("least", "earned"), [(0.6, 0.0), (0.5, 0.5)])
-def test_reward_can_be_its_own_gate(least: float, earned: float) -> None:
-    chain = agent_of(gate(column, column, threshold=least), ["done"]).run_sync(ROW)[0]
+@pytest.mark.parametrize(("threshold", "earned"), [(0.6, 0.0), (0.5, 0.5)])
+def test_reward_can_be_its_own_gate(threshold: float, earned: float) -> None:
+    chain = agent_of(gate(column, column, threshold=threshold), ["done"]).run_sync(ROW)[0]
     assert chain.reward == earned
 
 

@@ -13,7 +13,7 @@ from agentfly.trajectory import Trajectory
 from agentfly.types import Message
 
 
-def said(reward: Reward, *script: str) -> Trajectory:
+def run_script(reward: Reward, *script: str) -> Trajectory:
     agent = HFAgent(
         "bytes",
         tools=["calculate"],
@@ -43,7 +43,7 @@ CALL = '<tool_call>{"name": "calculate", "arguments": {"expression": "2 + 2"}}</
 
 
 @pytest.mark.parametrize(
-    ("script", "part"),
+    ("script", "fraction"),
     [
         ([f"<think>I add.</think>{CALL}", "<think>It is 4.</think>4"], 1.0),
         ([CALL, "<think>It is 4.</think>4"], 0.5),
@@ -52,8 +52,8 @@ CALL = '<tool_call>{"name": "calculate", "arguments": {"expression": "2 + 2"}}</
         (["4"], 0.0),
     ],
 )
-def test_think_format_is_the_fraction_of_turns_with_a_thought(script: list[str], part: float) -> None:
-    assert said(think_format, *script).reward == part
+def test_think_format_is_the_fraction_of_turns_with_a_thought(script: list[str], fraction: float) -> None:
+    assert run_script(think_format, *script).reward == fraction
 
 
 @pytest.mark.parametrize(
@@ -88,12 +88,12 @@ def test_pattern_that_backtracks_without_end_is_a_reward_fault(monkeypatch: pyte
 
 def test_length_reward_decreases_linearly() -> None:
     brief = length_reward(100, free=20)
-    chains = {length: said(brief, "x" * length) for length in (5, 60, 200)}
+    chains = {length: run_script(brief, "x" * length) for length in (5, 60, 200)}
     tokens = {length: chain.sampled_tokens for length, chain in chains.items()}
     assert chains[5].reward == 1.0
     assert chains[60].reward == pytest.approx((100 - tokens[60]) / 80)
     assert chains[200].reward == 0.0
     assert chains[200].score.metrics["tokens"] == tokens[200]
-    for wrong in ({"max_tokens": 10, "free": 10}, {"max_tokens": 10, "free": -1}, {"max_tokens": 0}):
+    for options in ({"max_tokens": 10, "free": 10}, {"max_tokens": 10, "free": -1}, {"max_tokens": 0}):
         with pytest.raises(ConfigError, match="must be from 0 to below max_tokens"):
-            length_reward(**wrong)
+            length_reward(**options)

@@ -64,9 +64,9 @@ async def test_calculate_evaluates_expressions(expression: str, result: str) -> 
 )
 async def test_calculate_explains_invalid_expressions(expression: str) -> None:
     """Some of these would take for ever if they were tried; the test's time limit would end it."""
-    said = await calculate(expression)
-    assert said.startswith("Error: ")
-    assert len(said) < 1000
+    observation = await calculate(expression)
+    assert observation.startswith("Error: ")
+    assert len(observation) < 1000
 
 
 def test_the_calculator_has_two_names() -> None:
@@ -78,8 +78,8 @@ def test_the_calculator_has_two_names() -> None:
     )
 
 
-@pytest.mark.parametrize("given", [answer, answer_math, answer_qa], ids=lambda each: each.name)
-async def test_the_answer_ends_the_chain(given: Tool) -> None:
-    assert given.ends_chain
-    assert given.schema["function"]["parameters"]["properties"]["answer"]["description"]
-    assert await given("42") == "42"
+@pytest.mark.parametrize("answer_tool", [answer, answer_math, answer_qa], ids=lambda answer_tool: answer_tool.name)
+async def test_the_answer_ends_the_chain(answer_tool: Tool) -> None:
+    assert answer_tool.ends_chain
+    assert answer_tool.schema["function"]["parameters"]["properties"]["answer"]["description"]
+    assert await answer_tool("42") == "42"

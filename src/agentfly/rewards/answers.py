@@ -1,7 +1,7 @@
 """Rewards for short answers: exact match and F1 as in SQuAD.
 
 Answers are compared without case, punctuation, the articles a, an and the, and extra white space. The right answers are
-the column `answer`, `answers` or `golden_answers`, each a text or a list of texts; the best match counts. The answer is
+the column `answer`, `answers` or `golden_answers`, each a text or a list of texts. The best match counts. The answer is
 the last `<answer>…</answer>` of the final reply, or the whole reply without one.
 """
 
@@ -43,22 +43,22 @@ def normalize_answer(text: str) -> str:
     bare = text.lower().translate(_PUNCTUATION)
     # An answer of articles or punctuation alone, such as the choice "(A)" or "+", must not become empty.
     candidates = (_ARTICLES.sub(" ", bare), bare, text.lower())
-    return next((plain for each in candidates if (plain := " ".join(each.split()))), "")
+    return next((plain for candidate in candidates if (plain := " ".join(candidate.split()))), "")
 
 
-def match(given: str, right: str) -> Match:
+def match(answer: str, right: str) -> Match:
     """Compute exact match, and F1 over the words of both answers."""
-    ours, theirs = normalize_answer(given), normalize_answer(right)
-    if not ours or not theirs:
+    answer_text, right_text = normalize_answer(answer), normalize_answer(right)
+    if not answer_text or not right_text:
         return Match()
-    exact = float(ours == theirs)
-    if not exact and {ours, theirs} & _CLOSED_ANSWERS:
+    exact = float(answer_text == right_text)
+    if not exact and {answer_text, right_text} & _CLOSED_ANSWERS:
         return Match()
-    common = (Counter(ours.split()) & Counter(theirs.split())).total()
+    common = (Counter(answer_text.split()) & Counter(right_text.split())).total()
     if not common:
         return Match()
-    precision = common / len(ours.split())
-    recall = common / len(theirs.split())
+    precision = common / len(answer_text.split())
+    recall = common / len(right_text.split())
     return Match(exact, 2 * precision * recall / (precision + recall), precision, recall)
 
 
@@ -100,13 +100,15 @@ def _score(
     right = list[str]()
     for column in columns:
         texts = [column] if isinstance(column, str) else list(column or ())
-        if not all(isinstance(each, str) for each in texts):
+        if not all(isinstance(text, str) for text in texts):
             raise DataError(f"right answers must be texts, not {column!r:.80}; write numbers in quotes")
         right += texts
     if not right:
         raise DataError("the row needs a right answer in the column answer, answers or golden_answers")
     answer = extract_answer(prediction)
-    metrics = asdict(max((match(answer, each) for each in right), key=lambda found: (found.em, found.f1)))
+    metrics = asdict(
+        max((match(answer, right_answer) for right_answer in right), key=lambda scores: (scores.em, scores.f1))
+    )
     score = metrics[metric]
     if with_format:
         formatted = float(has_answer_format(prediction))

@@ -17,30 +17,30 @@ from agentfly.types import Task
 class Product(Reward):
     """The product of several rewards, computed in order; after a zero, the others are not computed."""
 
-    def __init__(self, parts: Iterable[RewardLike], name: str | None, threshold: float | None = None) -> None:
+    def __init__(self, rewards: Iterable[RewardLike], name: str | None, threshold: float | None = None) -> None:
         """threshold: if given, all parts but the last count as 1 if they reach it, else as 0."""
-        self.parts = [find_reward(part) for part in parts]
+        self.parts = [find_reward(factor) for factor in rewards]
         if len(self.parts) < 2:
             raise ConfigError(f"a product takes at least two rewards, or their names, not {self.parts!r:.120}")
         self.threshold = threshold
-        super().__init__(_reject_call, name=name or "_".join(part.name for part in self.parts), timeout=None)
+        super().__init__(_reject_call, name=name or "_".join(factor.name for factor in self.parts), timeout=None)
 
     @property
     def reference(self) -> str:
         return f"{__name__}:{self.name}"
 
     def check(self, task: Task, used: Iterable[type[Environment]] = ()) -> None:
-        for part in self.parts:
-            part.check(task, used)
+        for factor in self.parts:
+            factor.check(task, used)
 
     def takes(self, name: str) -> bool:
-        return any(part.takes(name) for part in self.parts)
+        return any(factor.takes(name) for factor in self.parts)
 
     def shadowed_columns(self, task: Task) -> set[str]:
-        return set().union(*(part.shadowed_columns(task) for part in self.parts))
+        return set().union(*(factor.shadowed_columns(task) for factor in self.parts))
 
     def env_parameters(self, task: Task, used: Iterable[type[Environment]]) -> dict[str, type[Environment]]:
-        env_classes = (cls for part in self.parts for cls in part.env_parameters(task, used).values())
+        env_classes = (cls for factor in self.parts for cls in factor.env_parameters(task, used).values())
         return {f"{number}": cls for number, cls in enumerate(dict.fromkeys(env_classes))}
 
     async def score(
@@ -49,10 +49,10 @@ class Product(Reward):
         """Compute the product; the value of each part is a metric under its name."""
         total = 1.0
         metrics: dict[str, Any] = {}
-        for number, part in enumerate(self.parts, 1):
-            score = await part.score(trajectory, context, leases, used)
-            metrics[part.name] = score.total
-            metrics |= {f"{part.name}/{name}": value for name, value in score.metrics.items()}
+        for number, factor in enumerate(self.parts, 1):
+            score = await factor.score(trajectory, context, leases, used)
+            metrics[factor.name] = score.total
+            metrics |= {f"{factor.name}/{name}": value for name, value in score.metrics.items()}
             is_gate = self.threshold is not None and number < len(self.parts)
             total *= float(score.total >= (self.threshold or 0.0)) if is_gate else score.total
             if not total:

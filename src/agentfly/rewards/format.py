@@ -35,11 +35,11 @@ def has_thinking(turn: Message) -> bool:
     thought = turn.thinking
     text = turn.text
     if not thought:
-        opening, _, rest = text.partition("<think>")
-        thought, closing, text = rest.partition("</think>")
+        opening, _, tagged = text.partition("<think>")
+        thought, closing, text = tagged.partition("</think>")
         if opening.strip() or not closing:
             return False
-    more_tags = any(tag in part for tag in ("<think>", "</think>") for part in (thought, text))
+    more_tags = any(tag in section for tag in ("<think>", "</think>") for section in (thought, text))
     return bool(thought.strip()) and not more_tags and bool(text.strip() or turn.tool_calls)
 
 
@@ -57,13 +57,13 @@ def format_reward(pattern: str, name: str = "format_reward") -> Reward:
     @reward(name=name)
     def matches(prediction: str) -> float:
         try:
-            found = compiled.fullmatch(prediction.strip(), timeout=MATCH_SECONDS, concurrent=True)
+            match = compiled.fullmatch(prediction.strip(), timeout=MATCH_SECONDS, concurrent=True)
         except TimeoutError:
             raise RewardFault(
                 f"{pattern!r:.80} took longer than {MATCH_SECONDS:g} s for a reply of {len(prediction)} characters; "
                 "write it without repetition inside repetition"
             ) from None
-        return float(found is not None)
+        return float(match is not None)
 
     return matches
 

@@ -1,7 +1,7 @@
 """The general tools, and by name those of environments.
 
 A tool of an environment is found by its entry point (group `agentfly.tools`) and imported on first use, as an
-attribute of this module or by its name; importing this module imports no environment.
+attribute of this module or by its name. Importing this module imports no environment.
 """
 
 from __future__ import annotations
@@ -19,4 +19,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *(each.name for each in plugins.list_plugins(plugins.TOOLS))})
+    return sorted({*__all__, *(plugin.name for plugin in plugins.list_plugins(plugins.TOOLS))})

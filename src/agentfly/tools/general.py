@@ -101,8 +101,8 @@ def _evaluate(node: ast.AST) -> Any:
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
             value = _FUNCTIONS[name](*map(_evaluate, args))
         case _:
-            known = ", ".join([*_FUNCTIONS, *_CONSTANTS])
-            raise ValueError(f"{ast.unparse(node)!r} is not allowed; there are numbers, + - * / // % ** and {known}")
+            names = ", ".join([*_FUNCTIONS, *_CONSTANTS])
+            raise ValueError(f"{ast.unparse(node)!r} is not allowed; there are numbers, + - * / // % ** and {names}")
     if isinstance(value, int) and value.bit_length() > _MAX_BITS:
         raise ValueError("a number on the way is too large to work out")
     return value
