@@ -267,8 +267,8 @@ def say(raw):
 
 def raw(value: str) -> str:
     """A solution that answers with this JSON, for any input."""
-    said = f'{{"value": {value}, "raised": false, "after": []}}'
-    return CHANNEL + f"def add(a, b):\n    say({said!r}.encode())\n    os._exit(0)"
+    answer = f'{{"value": {value}, "raised": false, "after": []}}'
+    return CHANNEL + f"def add(a, b):\n    say({answer!r}.encode())\n    os._exit(0)"
 
 
 DISHONEST: dict[str, str] = {

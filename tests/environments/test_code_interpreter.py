@@ -58,10 +58,10 @@ async def test_state_and_files_are_private_to_a_chain() -> None:
 
 
 async def test_error_is_shown_with_its_line_and_the_chain_continues() -> None:
-    told = answers(await run_chain(python("a = 1\nb = a / 0"), python("a")))
-    assert "ZeroDivisionError" in told[0]
-    assert "line 2" in told[0]
-    assert told[1] == "1"
+    observations = answers(await run_chain(python("a = 1\nb = a / 0"), python("a")))
+    assert "ZeroDivisionError" in observations[0]
+    assert "line 2" in observations[0]
+    assert observations[1] == "1"
 
 
 class Tight(CodeInterpreter):
@@ -78,17 +78,17 @@ async def test_killed_session_is_reported_and_replaced() -> None:
         kind=Tight,
         files={"data.csv": "a,b\n1,2\n"},
     )
-    told = answers(result)
-    assert "gone" in told[0]
-    assert told[1] == "False"
-    assert "2 seconds" in told[2]
-    assert "memory" in told[3].lower()
-    assert told[4] == "a,b\n1,2\n"
+    observations = answers(result)
+    assert "gone" in observations[0]
+    assert observations[1] == "False"
+    assert "2 seconds" in observations[2]
+    assert "memory" in observations[3].lower()
+    assert observations[4] == "a,b\n1,2\n"
     assert result[0].stop is StopReason.ANSWER
 
 
 async def test_file_tools() -> None:
-    told = answers(
+    observations = answers(
         await run_chain(
             call("write_file", path="src/main.py", content="x = 1\ny = 2\n"),
             call("edit_file", path="src/main.py", old="x = 1", new="x = 3"),
@@ -103,15 +103,15 @@ async def test_file_tools() -> None:
             call("read_file", path="bytes"),
         )
     )
-    assert told[0] == "src/main.py written."
-    assert told[2] == "Error: the old text occurs 0 times in src/main.py; it must occur exactly once."
-    assert told[3] == "x = 3\ny = 2\n"
-    assert told[4].splitlines() == ["src/", "src/main.py (12 bytes)"]
-    assert told[5].strip().endswith("src/main.py:2:y = 2")
-    assert told[6] == "No line matches."
-    assert told[7].startswith("Error:")
-    assert told[8].startswith("Error:")
-    assert told[10] == "Error: bytes is not a text file."
+    assert observations[0] == "src/main.py written."
+    assert observations[2] == "Error: the old text occurs 0 times in src/main.py; it must occur exactly once."
+    assert observations[3] == "x = 3\ny = 2\n"
+    assert observations[4].splitlines() == ["src/", "src/main.py (12 bytes)"]
+    assert observations[5].strip().endswith("src/main.py:2:y = 2")
+    assert observations[6] == "No line matches."
+    assert observations[7].startswith("Error:")
+    assert observations[8].startswith("Error:")
+    assert observations[10] == "Error: bytes is not a text file."
 
 
 async def test_figures_are_returned_as_images() -> None:
@@ -162,14 +162,14 @@ async def test_model_that_cannot_see_goes_on_after_a_figure(family: str, templat
 
 async def test_reward_gets_the_session_of_the_chain() -> None:
     @reward
-    async def wrote(env: CodeInterpreter, wanted: str) -> float:
-        return float(await env.read_file("answer.txt") == wanted)
+    async def wrote(env: CodeInterpreter, content: str) -> float:
+        return float(await env.read_file("answer.txt") == content)
 
     script = ["```python\nopen('answer.txt', 'w').write(str(6 * 7))\n```", "It is in the file."]
     agent = CodeAgent(
         tools=[CodeInterpreter.run_python], reward=wrote, template="chatml", backend=ScriptedBackend(script)
     )
-    result = await agent.run([{"question": "?", "wanted": "42"}, {"question": "?", "wanted": "43"}])
+    result = await agent.run([{"question": "?", "content": "42"}, {"question": "?", "content": "43"}])
     assert result.rewards == [1.0, 0.0]
 
 

@@ -48,7 +48,7 @@ async def test_question_and_conversation_are_answered(judge: ModelServer, server
     first, second = server.bodies("/chat/completions")
     assert (first["model"], first["temperature"]) == ("tiny", 0.0)
     assert first["messages"] == [{"role": "user", "content": "How good is it?"}]
-    assert [each["role"] for each in second["messages"]] == ["system", "user"]
+    assert [message["role"] for message in second["messages"]] == ["system", "user"]
     assert second["max_tokens"] == 5
     await judge.close()
     assert server.left_alone()
@@ -59,16 +59,16 @@ async def test_all_leases_share_one_instance(judge: ModelServer, server: OpenAIS
     async with manager.leases(TASK, [kind]) as one, manager.leases(TASK, [kind]) as other:
         assert await one.get(kind) is await other.get(kind)
     await manager.close()
-    assert len([each for each in server.seen if each.path == "/models"]) == 1
+    assert len([request for request in server.seen if request.path == "/models"]) == 1
 
 
 async def test_concurrent_requests_are_limited(judge: ModelServer, server: OpenAIServer) -> None:
-    under_way, most, together = 0, 0, asyncio.Event()
+    under_way, most_together, together = 0, 0, asyncio.Event()
 
     async def slow(request: Request) -> Response:
-        nonlocal under_way, most
+        nonlocal under_way, most_together
         under_way += 1
-        most = max(most, under_way)
+        most_together = max(most_together, under_way)
         if under_way == 3:
             together.set()
         await together.wait()
@@ -80,7 +80,7 @@ async def test_concurrent_requests_are_limited(judge: ModelServer, server: OpenA
     type(judge).max_concurrent = 3
     await judge.start()
     assert await asyncio.gather(*(judge.chat("?") for _ in range(12))) == ["7"] * 12
-    assert most == 3
+    assert most_together == 3
     await judge.close()
 
 
@@ -95,14 +95,14 @@ async def test_schema_is_sent_and_answer_has_its_type(judge: ModelServer, server
 
 
 async def test_invalid_answer_is_requested_once_more(judge: ModelServer, server: OpenAIServer) -> None:
-    fitting, wrong = chat({"content": '{"points": 7, "why": ""}'}), chat({"content": "Seven!"})
-    server.answers("/chat/completions", says(wrong), says(fitting))
+    fitting, unfitting = chat({"content": '{"points": 7, "why": ""}'}), chat({"content": "Seven!"})
+    server.answers("/chat/completions", says(unfitting), says(fitting))
     await judge.start()
     assert (await judge.chat("How good?", schema=Mark)).points == 7
     asked_again = server.bodies("/chat/completions")[1]["messages"]
-    assert [each["role"] for each in asked_again] == ["user", "assistant", "user"]
+    assert [message["role"] for message in asked_again] == ["user", "assistant", "user"]
     assert "Invalid JSON" in asked_again[2]["content"]
-    server.answers("/chat/completions", says(wrong))
+    server.answers("/chat/completions", says(unfitting))
     with pytest.raises(BackendFault, match="asked twice and gave no fitting JSON"):
         await judge.chat("How good?", schema=Mark)
     await judge.close()
@@ -128,9 +128,9 @@ async def test_server_that_keeps_failing_is_an_environment_fault(judge: ModelSer
 
 async def test_rejected_request_is_no_environment_fault(judge: ModelServer, server: OpenAIServer) -> None:
     await judge.start()
-    for said in ("maximum context length is 5", "no such field"):
-        server.answers("/chat/completions", refuses(said))
-        with pytest.raises(BackendFault, match=said):
+    for message in ("maximum context length is 5", "no such field"):
+        server.answers("/chat/completions", refuses(message))
+        with pytest.raises(BackendFault, match=message):
             await judge.chat("How good?")
     await judge.close()
 

@@ -1,7 +1,7 @@
 """The prebuilt environments, and by name those of other installed packages.
 
 Each has its folder with everything it needs: environment, tasks, rewards, expert, recipe. A class is imported on first
-use; importing this module imports no environment. Nothing outside this package imports one: the command line, recipes
+use. Importing this module imports no environment. Nothing outside this package imports one: the command line, recipes
 and the registries find them by entry point (`agentfly.plugins`).
 """
 

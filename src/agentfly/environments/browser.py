@@ -107,7 +107,7 @@ class Browser:
 
     @property
     def pid(self) -> int | None:
-        """Process id; None before `start` and after `close`."""
+        """Process id. None before `start` and after `close`."""
         return self._process.pid if self._process else None
 
     async def start(self) -> None:
@@ -191,13 +191,13 @@ class Browser:
         return result["result"].get("value")
 
     async def screenshot(self, width: int | None = None, height: int | None = None) -> bytes:
-        """The page as PNG: its upper left part of `width` × `height` pixels; None: as much as the window shows."""
+        """The page as PNG: its upper left part of `width` × `height` pixels. None: as much as the window shows."""
         size = {"width": width or self._size["width"], "height": height or self._size["height"]}
         arguments = {"format": "png", "clip": {"x": 0, "y": 0, "scale": 1, **size}}
         deadline = time.monotonic() + ANSWER_SECONDS
         while time.monotonic() < deadline:
             try:
-                # After two frames, what the last event changed has been painted; a new style may have begun to load
+                # After two frames, what the last event changed has been painted. A new style may have begun to load
                 # images.
                 await self.evaluate(_TWO_FRAMES)
                 if not self._loading:
@@ -254,7 +254,7 @@ class Browser:
     # ── the protocol: JSON messages, each ended by a zero byte ──
 
     async def _send(self, method: str, arguments: Mapping[str, Any] | None = None, session: str | None = None) -> Any:
-        """Send a command and return its result. session: of the page by default; empty for the browser."""
+        """Send a command and return its result. session: of the page by default. Empty for the browser."""
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         number = next(self._ids)
         self._pending[number] = future
@@ -313,7 +313,7 @@ class Browser:
             body = self._serve(path) if path.startswith("/") else None
             answer: dict[str, Any] = {"requestId": event["requestId"]}
             if body is None:
-                # The page stays where it is if it would leave; its frames, images and scripts fail.
+                # The page stays where it is if it would leave. Its frames, images and scripts fail.
                 leaves = event["resourceType"] == "Document" and event["frameId"] == self._main_frame
                 answer["errorReason"] = "Aborted" if leaves else "BlockedByClient"
                 self._write(next(self._ids), "Fetch.failRequest", answer, session)
@@ -344,7 +344,7 @@ class BrowserEnvironment(Environment):
     window_size: ClassVar[tuple[int, int]] = (768, 768)
     """Width and height of the page, in pixels."""
     screenshot_size: ClassVar[tuple[int, int] | None] = None
-    """Width and height of the upper left part that screenshots show, in pixels of the page; None: all of it."""
+    """Width and height of the upper left part that screenshots show, in pixels of the page. None: all of it."""
     _browser: Browser | None = None
 
     async def start(self) -> None:

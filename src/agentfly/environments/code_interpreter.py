@@ -21,7 +21,7 @@ from agentfly.tooling import tool
 from agentfly.types import Task
 
 TOOL_TIMEOUT = 600.0
-"""Seconds until a tool call fails; the session's own limit ends it long before."""
+"""Seconds until a tool call fails. The session's own limit ends it long before."""
 _MAX_FILE_BYTES = 1 << 20
 """Largest file that can be read or edited as text."""
 _MAX_UNDO = 20
@@ -101,12 +101,12 @@ class CodeInterpreter(SandboxEnvironment):
             raise DataError("the column 'files' must map paths to text or bytes")
         self._files = {str(path): data.encode() if isinstance(data, str) else data for path, data in files.items()}
         self.last_output: str | None = None
-        """Observation of the last Python or shell call; None before the first."""
+        """Observation of the last Python or shell call. None before the first."""
         await self._reset_session()
 
     async def _write_files(self, session: Session) -> None:
         self._history: deque[tuple[str, bytes | None]] = deque(maxlen=_MAX_UNDO)
-        """Path and previous content of each change; None if the file did not exist."""
+        """Path and previous content of each change. None if the file did not exist."""
         for path, data in self._files.items():
             await session.put(path, data)
 
@@ -184,9 +184,9 @@ class CodeInterpreter(SandboxEnvironment):
             new: The text to put in its place.
         """
         text = await self._read_text(path)
-        found = text.count(old) if old else 0
-        if found != 1:
-            raise FileAccessError(f"the old text occurs {found} times in {path}; it must occur exactly once")
+        count = text.count(old) if old else 0
+        if count != 1:
+            raise FileAccessError(f"the old text occurs {count} times in {path}; it must occur exactly once")
         data = _encode(text.replace(old, new))
         await self._remember(path)
         await self.session.put(path, data)
@@ -201,16 +201,18 @@ class CodeInterpreter(SandboxEnvironment):
             path: The file, from the working folder.
         """
         name = self._normalize(path)
-        index = max((number for number, (each, _) in enumerate(self._history) if each == name), default=None)
+        index = max(
+            (number for number, (changed_path, _) in enumerate(self._history) if changed_path == name), default=None
+        )
         if index is None:
             raise FileAccessError(f"there is no change of {path} to undo")
-        before = self._history[index][1]
-        if before is None:
+        content = self._history[index][1]
+        if content is None:
             await self.session.shell(f"rm -f -- {shlex.quote(name)}")
         else:
-            await self.session.put(name, before)
+            await self.session.put(name, content)
         del self._history[index]
-        return f"{path} is {'gone again' if before is None else 'as it was before the last change'}."
+        return f"{path} is {'gone again' if content is None else 'as it was before the last change'}."
 
     @tool(timeout=TOOL_TIMEOUT)
     @_answer_file_errors
@@ -221,7 +223,9 @@ class CodeInterpreter(SandboxEnvironment):
             path: The folder, from the working folder.
         """
         entries = await self.session.list_files(path, recursive=True)
-        lines = [f"{each.path}/" if each.kind == "folder" else f"{each.path} ({each.size} bytes)" for each in entries]
+        lines = [
+            f"{entry.path}/" if entry.kind == "folder" else f"{entry.path} ({entry.size} bytes)" for entry in entries
+        ]
         return "\n".join(lines) or "(empty)"
 
     @tool(timeout=TOOL_TIMEOUT)
@@ -244,7 +248,7 @@ class CodeInterpreter(SandboxEnvironment):
         return posixpath.relpath(posixpath.join(self.session.folder, path), self.session.folder)
 
     async def _remember(self, path: str) -> None:
-        """Save the current content of a file for `undo_edit`; None if it does not exist."""
+        """Save the current content of a file for `undo_edit`. None if it does not exist."""
         name = self._normalize(path)
         try:
             self._history.append((name, await self.session.get(path, _MAX_FILE_BYTES)))
@@ -252,11 +256,11 @@ class CodeInterpreter(SandboxEnvironment):
         except FileAccessError:
             pass
         try:
-            exists = any(each.path == name for each in await self.session.list_files(posixpath.dirname(name) or "."))
+            exists = any(entry.path == name for entry in await self.session.list_files(posixpath.dirname(name) or "."))
         except FileAccessError:  # its folder does not exist either
             exists = False
         if exists:  # too large to save: its earlier changes cannot be undone any more
-            self._history = deque((each for each in self._history if each[0] != name), _MAX_UNDO)
+            self._history = deque((version for version in self._history if version[0] != name), _MAX_UNDO)
         else:
             self._history.append((name, None))
 

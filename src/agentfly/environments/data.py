@@ -1,7 +1,7 @@
 """Tasks sampled from a seed, and public datasets read from the folder that AGENTFLY_DATA names.
 
 Each sampled task is in one split only: a hash of its content decides which, so no two splits share a task, whatever the
-seeds. Dataset files are not shipped and may be compressed (`.xz`, `.gz`); the error for a missing one says where to get
+seeds. Dataset files are not shipped and may be compressed (`.xz`, `.gz`). The error for a missing one says where to get
 it.
 """
 
@@ -94,20 +94,20 @@ class DatasetSource:
         return Path(data) / self.folder
 
     def find(self, *names: str) -> Path | None:
-        """Return the first of these files that exists, compressed or not; None if none does."""
+        """Return the first of these files that exists, compressed or not. None if none does."""
         folder = self.path()
         candidates = (folder / f"{name}{suffix}" for name in names for suffix in ("", *_OPENERS))
         return next((path for path in candidates if path.is_file()), None)
 
     def file(self, *names: str) -> Path:
         """Return the first of these files that exists, or raise DataError."""
-        found = self.find(*names)
-        if found is None:
+        path = self.find(*names)
+        if path is None:
             raise DataError(
                 f"{self.path()} has no {' or '.join(names)} ({self.name}, compressed or not); "
                 f"get it from {self.address}"
             )
-        return found
+        return path
 
 
 def open_text(path: Path) -> IO[str]:
@@ -143,20 +143,20 @@ def read_rows(path: Path, only: str = "") -> Iterator[tuple[str, dict[str, Any]]
             for number, line in enumerate(lines, 1):
                 if only not in line or not line.strip():
                     continue
-                place = f"{path}, line {number}"
+                source = f"{path}, line {number}"
                 try:
                     row = json.loads(line)
                 except ValueError as error:
-                    raise DataError(f"{place} is not JSON: {error}") from error
-                yield _validate_row(row, place)
+                    raise DataError(f"{source} is not JSON: {error}") from error
+                yield _validate_row(row, source)
     except (OSError, EOFError, UnicodeDecodeError, lzma.LZMAError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
 
 
-def _validate_row(row: Any, place: str) -> tuple[str, dict[str, Any]]:
+def _validate_row(row: Any, source: str) -> tuple[str, dict[str, Any]]:
     if not isinstance(row, dict):
-        raise DataError(f"{place} is not an object with columns: {row!r:.60}")
-    return place, row
+        raise DataError(f"{source} is not an object with columns: {row!r:.60}")
+    return source, row
 
 
 def belongs_to(content: str, split: str) -> bool:
@@ -187,12 +187,12 @@ def sample_tasks(
     validate_split(split)
     validate_count(count)
     random = Random(f"{name} {split} {seed}")
-    rows, known = list[dict[str, Any]](), set[str]()
+    rows, contents = list[dict[str, Any]](), set[str]()
     rejected = 0
     while len(rows) < count:
         content, columns = draw(random, len(rows)) or ("", {})
-        if columns and belongs_to(content, split) and (allow_repeats or content not in known):
-            known.add(content)
+        if columns and belongs_to(content, split) and (allow_repeats or content not in contents):
+            contents.add(content)
             rows.append({"id": f"{name}/{split}/{seed}/{len(rows)}", **columns})
             rejected = 0
         elif (rejected := rejected + 1) >= _MAX_REJECTED:

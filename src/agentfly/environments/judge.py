@@ -72,9 +72,9 @@ class Judge(ModelServer):
         await super().start()
 
     async def close(self) -> None:
-        pending = [each for each in getattr(self, "_judgments", {}).values() if not each.done()]
-        for each in pending:
-            each.cancel()
+        pending = [judgment for judgment in getattr(self, "_judgments", {}).values() if not judgment.done()]
+        for judgment in pending:
+            judgment.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
         await super().close()
 
@@ -90,8 +90,14 @@ class Judge(ModelServer):
 
     async def evaluate(self, messages: Sequence[Mapping[str, str]], schema: type[M]) -> M:
         """Return the model's answer as the schema's type, from the cache if it was requested before."""
-        parts = [self._client.base_url, self._client.model, messages, schema.model_json_schema(), asdict(self.sampling)]
-        key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+        key_fields = [
+            self._client.base_url,
+            self._client.model,
+            messages,
+            schema.model_json_schema(),
+            asdict(self.sampling),
+        ]
+        key = hashlib.sha256(json.dumps(key_fields, sort_keys=True).encode()).hexdigest()
         if key not in self._judgments:
             if len(self._judgments) >= MAX_CACHED:
                 self._judgments.pop(next(iter(self._judgments)))
@@ -140,10 +146,10 @@ def build_messages(
         name: cut_middle(text.encode("utf-8", "replace").decode(), max_characters) for name, text in material.items()
     }
     mark = hashlib.sha256("\0".join(material.values()).encode()).hexdigest()[:16]
-    parts = [f"[{mark} {name}]\n{text}\n[/{mark} {name}]" for name, text in material.items()]
+    sections = [f"[{mark} {name}]\n{text}\n[/{mark} {name}]" for name, text in material.items()]
     return [
         {"role": "system", "content": _SYSTEM.format(rubric=rubric, mark=mark, form=form)},
-        {"role": "user", "content": "\n\n".join(parts)},
+        {"role": "user", "content": "\n\n".join(sections)},
     ]
 
 

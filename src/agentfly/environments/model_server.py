@@ -127,9 +127,9 @@ class ModelServer(Environment):
             EnvironmentFault: The server is gone, or all retries failed.
             BackendFault: It rejected the request, or twice gave an answer that does not fit the schema.
         """
-        known = [field.name for field in fields(Sampling)]
-        if unknown := [name for name in sampling if name not in known]:
-            raise ConfigError(f"chat() takes {', '.join(known)} and schema, not {', '.join(unknown)}")
+        names = [field.name for field in fields(Sampling)]
+        if unknown := [name for name in sampling if name not in names]:
+            raise ConfigError(f"chat() takes {', '.join(names)} and schema, not {', '.join(unknown)}")
         conversation = [messages] if isinstance(messages, Message | Mapping) else messages
         request = Request((), replace(self.sampling, **sampling), messages=Task.of(conversation).messages)
         if schema is None:
@@ -144,7 +144,9 @@ class ModelServer(Environment):
                 return _parse_answer(adapter, answer)
             except pydantic.ValidationError as error:
                 details = error.errors(include_url=False)[:5]
-                reason = "; ".join(f"{'.'.join(map(str, each['loc'])) or 'it'}: {each['msg']}" for each in details)
+                reason = "; ".join(
+                    f"{'.'.join(map(str, detail['loc'])) or 'it'}: {detail['msg']}" for detail in details
+                )
                 if attempt:
                     raise BackendFault(
                         f"{self._client.model} was asked twice and gave no fitting JSON: {reason}"
@@ -165,9 +167,9 @@ class ModelServer(Environment):
                 if not _SCHEMA_REJECTED.search(str(fault)):
                     raise
                 self._accepts_schema = False
-        *before, last = request.messages
+        *history, last = request.messages
         extended = replace(last, content=f"{last.text}\n\n{instruction}")
-        return await self._send(self._client, replace(request, messages=(*before, extended)))
+        return await self._send(self._client, replace(request, messages=(*history, extended)))
 
     async def _send(self, client: ClientBackend, request: Request) -> str:
         with _raise_dead_server():
@@ -195,14 +197,14 @@ def _parse_answer(adapter: pydantic.TypeAdapter[T], answer: str) -> T:
         pieces = list[str]()  # none of them is inside another
         position = 0
         for _ in range(_MAX_STARTS):
-            found = _JSON_START.search(text, position)
-            if found is None:
+            start = _JSON_START.search(text, position)
+            if start is None:
                 break
             try:
-                _, position = decoder.raw_decode(text, found.start())
-                pieces.append(text[found.start() : position])
+                _, position = decoder.raw_decode(text, start.start())
+                pieces.append(text[start.start() : position])
             except (ValueError, RecursionError):
-                position = found.start() + 1
+                position = start.start() + 1
         for piece in reversed(pieces):
             try:
                 return adapter.validate_json(piece)

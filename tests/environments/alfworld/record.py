@@ -42,9 +42,9 @@ ALREADY_COOL = (
 """Games where something is cool from the start, which decides whether the planner lets one cool it."""
 
 
-def digest(engine: ALFWorldEngine, said: str) -> str:
+def digest(engine: ALFWorldEngine, observation: str) -> str:
     """What came back, in eight characters."""
-    text = json.dumps([said, engine.commands, engine.won])
+    text = json.dumps([observation, engine.commands, engine.won])
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
@@ -84,22 +84,22 @@ def _next(random: Random, house: Household, tried: list[str]) -> str:
     if chance < 0.3 and (command := next_command(house, explores=chance < 0.2)):
         return command
     verbs = sorted({command.split()[0] for command in house.commands})
-    verb = random.choices(verbs, [WEIGHTS[each] for each in verbs])[0]
+    verb = random.choices(verbs, [WEIGHTS[verb] for verb in verbs])[0]
     fitting = [command for command in house.commands if command.split()[0] == verb]
     return random.choice(_promising(house, fitting) if verb == "go" and random.random() < 0.8 else fitting)
 
 
 def _promising(house: Household, ways: list[str]) -> list[str]:
     """The ways to where something can be done: what is held can be treated or sliced, or there is something to take."""
-    held, found = house.held, []
-    for each in house.game.receptacles:
-        inside = house.contents(each)
-        treats = held and each.type in ("SinkBasin", "Microwave", "Fridge")
+    held, commands = house.held, []
+    for receptacle in house.game.receptacles:
+        inside = house.contents(receptacle)
+        treats = held and receptacle.type in ("SinkBasin", "Microwave", "Fridge")
         slices = held and "nife" in held.type and any("sliceable" in thing.traits for thing in inside)
         knives = not held and any("nife" in thing.type for thing in inside)
-        if (treats or slices or knives or (not held and inside)) and f"go to {each.name}" in ways:
-            found += [f"go to {each.name}"] * (5 if slices or knives else 1)
-    return found or ways
+        if (treats or slices or knives or (not held and inside)) and f"go to {receptacle.name}" in ways:
+            commands += [f"go to {receptacle.name}"] * (5 if slices or knives else 1)
+    return commands or ways
 
 
 def replay(engine: ALFWorldEngine, commands: list[str]) -> Iterator[str]:
@@ -135,9 +135,9 @@ def main() -> None:
         commands = wander(game, number)
         engine = UpstreamGame(game, **texts)
         recorded = "".join(replay(engine, commands))
-        ours = "".join(replay(Household(game), commands))
+        transcript = "".join(replay(Household(game), commands))
         engine.close()
-        print(number, name, "same" if recorded == ours else "DIFFERENT", flush=True)
+        print(number, name, "same" if recorded == transcript else "DIFFERENT", flush=True)
         traces[name] = {**kept, "commands": commands, "digests": recorded}
         TRACES.write_bytes(lzma.compress(json.dumps(traces).encode(), preset=9))
 

@@ -31,8 +31,8 @@ def shared_games() -> Iterator[OfficialGame]:
 
 @pytest.fixture(scope="module")
 def traces() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(lzma.decompress(TRACES.read_bytes()))
-    return found
+    traces: dict[str, Any] = json.loads(lzma.decompress(TRACES.read_bytes()))
+    return traces
 
 
 def follows(game: ALFWorldGame, trace: dict[str, Any]) -> str:
@@ -40,9 +40,9 @@ def follows(game: ALFWorldGame, trace: dict[str, Any]) -> str:
     house, commands = Household(game), [None, *trace["commands"]]
     recorded = [trace["digests"][8 * number :][:8] for number in range(len(commands))]
     for number, (command, expected) in enumerate(zip(commands, recorded, strict=True)):
-        said = house.introduction() if command is None else house.step(command)
-        if digest(house, said) != expected:
-            return f"after {number} commands, {command!r}: {said!r}, won {house.won}, {house.commands}"
+        observation = house.introduction() if command is None else house.step(command)
+        if digest(house, observation) != expected:
+            return f"after {number} commands, {command!r}: {observation!r}, won {house.won}, {house.commands}"
     return ""
 
 
@@ -90,8 +90,8 @@ def test_the_official_engine_agrees_live(tmp_path: Path) -> None:
         )
     except DataError:
         pass  # the generated one is still played
-    for number, (each, texts) in enumerate(played):
-        commands = wander(each, 1000 + number)[:12]
-        engine = UpstreamGame(each, **texts)
-        assert list(replay(engine, commands)) == list(replay(Household(each), commands))
+    for number, (alfworld_game, texts) in enumerate(played):
+        commands = wander(alfworld_game, 1000 + number)[:12]
+        engine = UpstreamGame(alfworld_game, **texts)
+        assert list(replay(engine, commands)) == list(replay(Household(alfworld_game), commands))
         engine.close()

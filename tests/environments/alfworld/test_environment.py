@@ -28,42 +28,42 @@ def step_calls(*actions: str) -> str:
 
 
 async def reset_env(row: dict[str, object]) -> ALFWorld:
-    made = ALFWorld()
-    await made.start()
-    await made.reset(Task.of(row))
-    return made
+    env = ALFWorld()
+    await env.start()
+    await env.reset(Task.of(row))
+    return env
 
 
 async def winning(row: dict[str, object]) -> list[str]:
-    made, actions = await reset_env(row), []
-    while isinstance(call := made.expert(), ToolCall):
+    env, actions = await reset_env(row), []
+    while isinstance(call := env.expert(), ToolCall):
         actions.append(str(call.arguments["action"]))
-        await made.alfworld_step(actions[-1])
-    assert made.won
+        await env.alfworld_step(actions[-1])
+    assert env.won
     return actions
 
 
 async def test_64_concurrent_experts_earn_full_reward() -> None:
-    shown = await demonstrate(agent_of(), ALFWorld.draw_tasks("train", 64), max_turns=80)
-    assert len(shown.accepted) == 64
-    chain = shown.accepted[0]
+    demonstrations = await demonstrate(agent_of(), ALFWorld.draw_tasks("train", 64), max_turns=80)
+    assert len(demonstrations.accepted) == 64
+    chain = demonstrations.accepted[0]
     assert chain.reward == 1.0
     assert chain.score.metrics["invalid_actions"] == 0
 
 
 async def test_won_game_ends_the_chain_for_good() -> None:
     (row,) = ALFWorld.draw_tasks("train", 1)
-    *before, last = await winning(row)
+    *earlier, last = await winning(row)
     undoing = step_calls(last, "take bread 1 from sidetable 1", "look")
-    result = await agent_of(script=[*map(step_calls, before), undoing, "never said"]).run(row, max_turns=80)
+    result = await agent_of(script=[*map(step_calls, earlier), undoing, "never said"]).run(row, max_turns=80)
     (chain,) = result
     assert chain.reward == 1.0
     assert "never said" not in chain.messages[-1].text
-    made = await reset_env(row)
-    for action in (*before, last):
-        await made.alfworld_step(action)
-    assert (await made.alfworld_step("look"))["observation"] == "The task is done."
-    assert alfworld_episode_reward(made) == 10.0
+    env = await reset_env(row)
+    for action in (*earlier, last):
+        await env.alfworld_step(action)
+    assert (await env.alfworld_step("look"))["observation"] == "The task is done."
+    assert alfworld_episode_reward(env) == 10.0
 
 
 async def test_claiming_success_earns_nothing() -> None:
@@ -87,7 +87,7 @@ async def test_reset_clears_the_previous_chain() -> None:
 async def test_malformed_actions_are_answered() -> None:
     (row,) = ALFWorld.draw_tasks("train", 1)
     strange = ['{"action": 7}', '{"action": ["look"]}', "{}", json.dumps({"action": "go " * 400_000})]
-    script = [f'<tool_call>{{"name": "alfworld_step", "arguments": {each}}}</tool_call>' for each in strange]
+    script = [f'<tool_call>{{"name": "alfworld_step", "arguments": {arguments}}}</tool_call>' for arguments in strange]
     (chain,) = await agent_of(script=[*script, step_calls("look"), "Enough."]).run(row, max_turns=8)
     answers = [message.text for message in chain.messages if message.role == "tool"]
     assert len(answers) == 5
@@ -100,13 +100,14 @@ async def test_shows_commands_appends_admissible_commands() -> None:
         shows_commands = True
 
     (row,) = ALFWorld.draw_tasks("train", 1)
-    made = Telling()
-    await made.reset(Task.of(row))
-    said = (await made.alfworld_step("look"))["observation"]
+    env = Telling()
+    await env.reset(Task.of(row))
+    observation = (await env.alfworld_step("look"))["observation"]
     assert (
-        said.splitlines()[-1] == f"You can: {', '.join((await made.alfworld_get_admissible_commands()).splitlines())}."
+        observation.splitlines()[-1]
+        == f"You can: {', '.join((await env.alfworld_get_admissible_commands()).splitlines())}."
     )
-    assert await made.alfworld_get_task_objective() in row["question"]
+    assert await env.alfworld_get_task_objective() in row["question"]
 
 
 async def test_a_task_without_a_game_is_rejected() -> None:
@@ -121,6 +122,6 @@ async def test_the_official_engine_is_the_same_environment() -> None:
             UpstreamGame((await reset_env(row))._game)
         pytest.skip("the official engine is in the extra 'alfworld', which is not installed")
     agent = agent_of(ALFWorldUpstream)
-    shown = await asyncio.wait_for(demonstrate(agent, [row], max_turns=60), 170)
-    assert len(shown.accepted) == 1
+    demonstrations = await asyncio.wait_for(demonstrate(agent, [row], max_turns=60), 170)
+    assert len(demonstrations.accepted) == 1
     await agent.manager.close()

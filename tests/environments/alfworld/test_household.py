@@ -76,9 +76,9 @@ def test_closed_fridge_hides_its_contents() -> None:
 )
 def test_inadmissible_command_changes_nothing(command: str) -> None:
     house = play("go to countertop 1")
-    before = house.commands
+    commands_before = house.commands
     assert house.step(command) == "Nothing happens."
-    assert house.commands == before
+    assert house.commands == commands_before
 
 
 def test_only_one_thing_can_be_held() -> None:

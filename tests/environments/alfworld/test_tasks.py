@@ -84,7 +84,7 @@ def test_rows_go_through_a_file(tmp_path: Path) -> None:
 
 def test_rooms_argument_selects_rooms() -> None:
     for game in games(20, split="train", rooms=["bathroom"]):
-        assert {"SinkBasin", "Toilet"} <= {each.type for each in game.receptacles}
+        assert {"SinkBasin", "Toilet"} <= {receptacle.type for receptacle in game.receptacles}
 
 
 def test_unknown_names_are_rejected() -> None:

@@ -107,9 +107,9 @@ async def test_every_mechanism_separates_tests_and_solution(mechanism: str) -> N
 
 async def test_attacks_find_tests_that_are_there(judge: CodeJudge) -> None:
     """Else the attacks that look for them would prove nothing."""
-    known = f"known = {ADD!r}\n"
+    source = f"known = {ADD!r}\n"
     for name in ("the tests in its own memory", "the tests in its own pages"):
-        assert (await judge.unit_tests(known + DISHONEST[name], TESTS)).passed == 3, name
+        assert (await judge.unit_tests(source + DISHONEST[name], TESTS)).passed == 3, name
     written = f"open('t.py', 'w').write({str(ADD)!r})\n"
     assert (await judge.unit_tests(written + DISHONEST["the tests in files"], TESTS)).passed == 3
 
@@ -163,7 +163,7 @@ async def test_concurrent_runs_and_a_cancelled_one(judge: CodeJudge) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tests", "said"),
+    ("tests", "message"),
     [
         ([], "holds no test"),
         ("", "holds no test"),
@@ -178,8 +178,8 @@ async def test_concurrent_runs_and_a_cancelled_one(judge: CodeJudge) -> None:
         ("def test_a(fixture):\n    assert fixture", "test_a takes arguments"),
     ],
 )
-async def test_invalid_tests_are_a_data_error(judge: CodeJudge, tests: Any, said: str) -> None:
-    with pytest.raises(DataError, match=said):
+async def test_invalid_tests_are_a_data_error(judge: CodeJudge, tests: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
         await judge.unit_tests("def f(n):\n    return n", tests)
 
 

@@ -30,7 +30,7 @@ async def judge() -> AsyncIterator[CodeJudge]:
 
 
 @pytest.mark.parametrize(
-    ("said", "code"),
+    ("reply", "code"),
     [
         ("x = 1", "x = 1"),
         ("First:\n```python\nx = 1\n```\nBetter:\n```python\nx = 2\n```\nDone.", "x = 2\n"),
@@ -42,8 +42,8 @@ async def judge() -> AsyncIterator[CodeJudge]:
         ("", ""),
     ],
 )
-async def test_extract_code(said: str, code: str) -> None:
-    assert extract_code(said) == code
+async def test_extract_code(reply: str, code: str) -> None:
+    assert extract_code(reply) == code
 
 
 async def test_unit_tests_is_the_fraction_that_passes(judge: CodeJudge) -> None:

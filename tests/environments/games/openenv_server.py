@@ -75,8 +75,8 @@ def stand_in() -> None:
             counter.count = data.get("seed", 0)
             text, reward, done = f"It shows {counter.count}.", None, False
         elif not isinstance(data.get("number"), int):
-            wrong = {"loc": ["number"], "msg": "Input should be a valid integer"}
-            return {"type": "error", "data": {"message": "Invalid message", "errors": [wrong]}}
+            problem = {"loc": ["number"], "msg": "Input should be a valid integer"}
+            return {"type": "error", "data": {"message": "Invalid message", "errors": [problem]}}
         else:
             try:
                 text, reward, done = counter.add(data["number"])

@@ -20,18 +20,18 @@ def agent_of(kind: type[Environment], script: Any = "-", reward: Any = game_won)
 
 
 async def reset_env(kind: type[W], row: Any) -> W:
-    made = kind()
-    await made.start()
-    await made.reset(Task.of(row))
-    return made
+    env = kind()
+    await env.start()
+    await env.reset(Task.of(row))
+    return env
 
 
-async def winning(made: Any) -> list[ToolCall]:
+async def winning(env: Any) -> list[ToolCall]:
     """What the expert does to the end, and has done."""
     calls = []
-    while isinstance(call := made.expert(), ToolCall):
+    while isinstance(call := env.expert(), ToolCall):
         calls.append(call)
-        await getattr(made, call.name)(**call.arguments)
+        await getattr(env, call.name)(**call.arguments)
     return calls
 
 
@@ -39,18 +39,18 @@ async def count_demonstrations(kind: type[Environment], rows: list[dict[str, Any
     """How many of the rows the expert does through the manager and its tools."""
     agent = agent_of(kind, reward=reward)
     try:
-        shown = await demonstrate(agent, rows, max_turns=60)
-        assert not shown.reasons
-        return len(shown.accepted)
+        demonstrations = await demonstrate(agent, rows, max_turns=60)
+        assert not demonstrations.reasons
+        return len(demonstrations.accepted)
     finally:
         await agent.manager.close()
 
 
-async def answers(kind: type[Environment], row: Any, *said: str, reward: Any = game_won) -> tuple[list[str], Any]:
+async def answers(kind: type[Environment], row: Any, *replies: str, reward: Any = game_won) -> tuple[list[str], Any]:
     """What the model reads after each thing it says, and the chain."""
-    agent = agent_of(kind, [*said, "Enough."], reward)
+    agent = agent_of(kind, [*replies, "Enough."], reward)
     try:
-        (chain,) = await agent.run(row, max_turns=len(said) + 1)
+        (chain,) = await agent.run(row, max_turns=len(replies) + 1)
     finally:
         await agent.manager.close()
     return [message.text for message in chain.messages if message.role == "tool"], chain

@@ -41,9 +41,9 @@ def test_mate_in_two_is_forced_and_has_one_first_move() -> None:
 
     def _has_mate_after(board: chess.Board, answer: chess.Move, moves: int) -> bool:
         board.push(answer)
-        found = bool(mates(board, moves - 1))
+        mate = bool(mates(board, moves - 1))
         board.pop()
-        return found
+        return mate
 
     for row in ChessPuzzle.draw_tasks("test", 2, mates=[2]):
         board = chess.Board(row["fen"])
@@ -54,9 +54,9 @@ def test_mate_in_two_is_forced_and_has_one_first_move() -> None:
 async def test_any_mate_is_right_and_any_other_move_is_wrong() -> None:
     two_mates = {"question": "?", "fen": "6k1/5ppp/8/8/8/8/5PPP/RQ4K1 w - - 0 1", "moves": ["a1a8"]}
     for move, earned in (("a1a8", 1.0), ("Ra8#", 1.0), ("Qb8#", 1.0), ("a1a7", 0.0)):
-        said, chain = await answers(ChessPuzzle, two_mates, call("chess_move", move=move))
+        observations, chain = await answers(ChessPuzzle, two_mates, call("chess_move", move=move))
         assert chain.reward == earned
-        assert said == ["The puzzle is solved." if earned else "That was not the move. The puzzle is lost."]
+        assert observations == ["The puzzle is solved." if earned else "That was not the move. The puzzle is lost."]
 
 
 async def test_doing_nothing_and_claiming_earn_nothing() -> None:
@@ -66,25 +66,25 @@ async def test_doing_nothing_and_claiming_earn_nothing() -> None:
 
 async def test_invalid_moves_are_answered() -> None:
     strange = ["", "0000", "e9e9", "Ra9", "a1a8" * 250_000, 7]
-    said, chain = await answers(
+    observations, chain = await answers(
         ChessPuzzle,
         BACK_RANK,
-        *(call("chess_move", move=each) for each in strange),
+        *(call("chess_move", move=move) for move in strange),
         call("chess_move", move="a1a8"),
     )
-    assert all(each.startswith("Error") and len(each) < 1000 for each in said[:6])
-    assert "a1a8 (Ra8#)" in said[0]
+    assert all(observation.startswith("Error") and len(observation) < 1000 for observation in observations[:6])
+    assert "a1a8 (Ra8#)" in observations[0]
     assert chain.reward == 1.0
 
 
 async def test_the_tools_show_the_board() -> None:
-    made = await reset_env(ChessPuzzle, BACK_RANK)
-    assert await made.chess_get_state() == (
+    env = await reset_env(ChessPuzzle, BACK_RANK)
+    assert await env.chess_get_state() == (
         ". . . . . . k .\n. . . . . p p p\n. . . . . . . .\n. . . . . . . .\n"
         ". . . . . . . .\n. . . . . . . .\n. . . . . P P P\nR . . . . . K .\n"
         "White to move. FEN: 6k1/5ppp/8/8/8/8/5PPP/R5K1 w - - 0 1"
     )
-    assert "g2g4 (g4)" in await made.chess_get_legal_moves()
+    assert "g2g4 (g4)" in await env.chess_get_legal_moves()
 
 
 async def test_reset_clears_the_previous_chain() -> None:
@@ -117,8 +117,8 @@ async def test_lichess_puzzles_begin_with_the_opponents_move(tmp_path: Path, mon
     ((row,),) = [rows for rows in splits.values() if rows]
     assert row["id"] == "lichess/abc12"
     assert "White to move" in row["question"]
-    made = await reset_env(ChessPuzzle, row)
-    assert [call.arguments["move"] for call in await winning(made)] == ["a1a8"]
+    env = await reset_env(ChessPuzzle, row)
+    assert [call.arguments["move"] for call in await winning(env)] == ["a1a8"]
     assert not [*lichess_tasks("train", lowest=1000), *lichess_tasks("train", theme="endgame")]
 
 

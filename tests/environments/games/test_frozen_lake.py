@@ -21,10 +21,10 @@ async def test_the_expert_crosses_64_lakes_at_once() -> None:
 
 
 async def test_observations_along_a_path() -> None:
-    made = await reset_env(FrozenLake, ROW)
-    seen = [(await made.move(way))["observation"] for way in ("up", "right", "down", "right")]
+    env = await reset_env(FrozenLake, ROW)
+    seen = [(await env.move(way))["observation"] for way in ("up", "right", "down", "right")]
     assert seen == ["PFH\nHFF\nFHG", "SPH\nHFF\nFHG", "SFH\nHPF\nFHG", "SFH\nHFP\nFHG"]
-    last = await made.move("down")
+    last = await env.move("down")
     assert last == {
         "observation": "SFH\nHFF\nFHP\nYou are at the goal.", "won": True, "score": 1.0, "ends_chain": True
     }  # fmt: skip
@@ -33,8 +33,8 @@ async def test_observations_along_a_path() -> None:
 async def test_recipe_describes_the_lake_from_the_player() -> None:
     from agentfly.environments.games.recipes.frozen_lake import CarelessLake  # draws its tasks, which takes seconds
 
-    made = await reset_env(CarelessLake, ROW)
-    seen = [(await made.move(way))["observation"] for way in ("right", "down", "right", "down")]
+    env = await reset_env(CarelessLake, ROW)
+    seen = [(await env.move(way))["observation"] for way in ("right", "down", "right", "down")]
     assert seen == [
         "The goal is 2 down and 1 right. Around you: up edge, down ice, left ice, right hole.",
         "The goal is 1 down and 1 right. Around you: up ice, down hole, left hole, right ice.",
@@ -44,19 +44,19 @@ async def test_recipe_describes_the_lake_from_the_player() -> None:
 
 
 async def test_hole_ends_the_game() -> None:
-    said, chain = await answers(FrozenLake, ROW, call("move", direction="down"), call("move", direction="up"))
-    assert said == ["SFH\nPFF\nFHG\nYou fell into a hole."]
+    observations, chain = await answers(FrozenLake, ROW, call("move", direction="down"), call("move", direction="up"))
+    assert observations == ["SFH\nPFF\nFHG\nYou fell into a hole."]
     assert chain.reward == 0.0
-    made = await reset_env(FrozenLake, ROW)
-    await made.move("down")
-    assert (await made.move("up"))["observation"] == "The game is over."
+    env = await reset_env(FrozenLake, ROW)
+    await env.move("down")
+    assert (await env.move("up"))["observation"] == "The game is over."
 
 
 async def test_move_limit_ends_the_game() -> None:
-    made = await reset_env(FrozenLake, ROW)
+    env = await reset_env(FrozenLake, ROW)
     for _ in range(99):
-        assert not (await made.move("up"))["ends_chain"]
-    last = await made.move("up")
+        assert not (await env.move("up"))["ends_chain"]
+    last = await env.move("up")
     assert last["ends_chain"]
     assert "move 100, the last" in last["observation"]
 
@@ -69,11 +69,11 @@ async def test_malformed_moves_are_answered() -> None:
         {},
         {"direction": "up " * 350_000},
     ):
-        said, chain = await answers(FrozenLake, ROW, call("move", **strange), call("move", direction="right"))
-        assert "up" in said[0]
-        assert "direction" in said[0]
-        assert len(said[0]) < 500
-        assert said[1].startswith("SPH")
+        observations, chain = await answers(FrozenLake, ROW, call("move", **strange), call("move", direction="right"))
+        assert "up" in observations[0]
+        assert "direction" in observations[0]
+        assert len(observations[0]) < 500
+        assert observations[1].startswith("SPH")
         assert chain.score.metrics["moves"] == 1
 
 
@@ -92,11 +92,11 @@ async def test_reset_clears_the_previous_chain() -> None:
     assert used.won
 
 
-async def _reset(made: FrozenLake, row: dict[str, object]) -> FrozenLake:
+async def _reset(env: FrozenLake, row: dict[str, object]) -> FrozenLake:
     from agentfly.types import Task
 
-    await made.reset(Task.of(row))
-    return made
+    await env.reset(Task.of(row))
+    return env
 
 
 async def test_instances_are_isolated() -> None:
@@ -115,10 +115,10 @@ async def test_random_policy_rarely_wins() -> None:
     blind = random.Random(0)
     won = 0
     for row in FrozenLake.draw_tasks("test", 200):
-        made = await reset_env(FrozenLake, row)
+        env = await reset_env(FrozenLake, row)
         for _ in range(10):
-            await made.move(blind.choice(["up", "down", "left", "right"]))
-        won += made.won
+            await env.move(blind.choice(["up", "down", "left", "right"]))
+        won += env.won
     assert won < 40
 
 
@@ -128,7 +128,7 @@ def test_splits_are_fixed_and_share_no_lake() -> None:
     lakes = {key: {tuple(row["lake"]) for row in rows} for key, rows in drawn.items()}
     for (split, _), those in lakes.items():
         assert len(those) == 100
-        assert not any(those & others for (another, _), others in lakes.items() if another != split)
+        assert not any(those & other_lakes for (another, _), other_lakes in lakes.items() if another != split)
     assert FrozenLake.draw_tasks("train", 40) == drawn["train", 0][:40]
 
 

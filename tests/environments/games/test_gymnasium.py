@@ -30,39 +30,39 @@ class Taxi(GymnasiumEnvironment):
 async def test_rewards_equal_those_of_gymnasium(env_id: str) -> None:
     if env_id not in gymnasium.registry:
         pytest.skip(f"this version of Gymnasium has no {env_id}")
-    made = await reset_env(GymnasiumEnvironment, {"question": "?", "env_id": env_id, "seed": 3})
+    env = await reset_env(GymnasiumEnvironment, {"question": "?", "env_id": env_id, "seed": 3})
     bare = gymnasium.make(env_id)
     bare.reset(seed=3)
     bare.action_space.seed(3)
     earned, over = 0.0, False
     names = ACTIONS[env_id.rpartition("-v")[0]]
-    while not over and made.moves < 60:
+    while not over and env.moves < 60:
         choice = int(bare.action_space.sample())
         _, reward, terminated, truncated, _ = bare.step(choice)
         earned, over = earned + float(reward), terminated or truncated
-        await made.act(names[choice] if choice % 2 else str(choice))  # by name and by number
-        assert (made.score, made.over) == (earned, over)
+        await env.act(names[choice] if choice % 2 else str(choice))  # by name and by number
+        assert (env.score, env.over) == (earned, over)
     bare.close()
-    await made.close()
+    await env.close()
 
 
 async def test_a_lake_is_crossed_and_drawn() -> None:
     moves = [call("act", action=way) for way in ("down", "DOWN", "right", "1", "right", " right ")]
-    said, chain = await answers(GymnasiumEnvironment, DRY, *moves, reward=game_score)
-    assert said[0] == "  (Down)\nSFFF\n[F]HFH\nFFFH\nHFFG"
-    assert said[-1].endswith("HFF[G]\nThe game is over.")
+    observations, chain = await answers(GymnasiumEnvironment, DRY, *moves, reward=game_score)
+    assert observations[0] == "  (Down)\nSFFF\n[F]HFH\nFFFH\nHFFG"
+    assert observations[-1].endswith("HFF[G]\nThe game is over.")
     assert (chain.reward, chain.score.metrics["won"]) == (1.0, 1.0)
 
 
 async def test_invalid_actions_are_answered() -> None:
     strange = ["fly", "", "99", "-1", "1.5", "true", "[1]", "[" * 900, "x" * 1_000_000]
-    said, chain = await answers(
-        GymnasiumEnvironment, DRY, *(call("act", action=each) for each in [*strange, 7]), call("look")
+    observations, chain = await answers(
+        GymnasiumEnvironment, DRY, *(call("act", action=action) for action in [*strange, 7]), call("look")
     )
-    assert len(said) == 11
-    assert all("Error" in each and len(each) < 500 for each in said[:10])
-    assert "Actions: left, down, right, up." in said[0]
-    assert said[10] == "[S]FFF\nFHFH\nFFFH\nHFFG"
+    assert len(observations) == 11
+    assert all("Error" in observation and len(observation) < 500 for observation in observations[:10])
+    assert "Actions: left, down, right, up." in observations[0]
+    assert observations[10] == "[S]FFF\nFHFH\nFFFH\nHFFG"
     assert chain.reward == 0.0
 
 
@@ -71,9 +71,9 @@ async def test_questions_show_the_first_observation_and_splits_are_disjoint(kind
     rows = {split: kind.draw_tasks(split, 30) for split in ("train", "validation", "test")}
     assert kind.draw_tasks("train", 10) == rows["train"][:10]
     for row in rows["train"][:5]:
-        made = await reset_env(kind, json.loads(json.dumps(row)))
-        assert row["question"].endswith(await made.look())
-        await made.close()
+        env = await reset_env(kind, json.loads(json.dumps(row)))
+        assert row["question"].endswith(await env.look())
+        await env.close()
     column = "question" if kind is Taxi else "seed"
     contents = {split: {row[column] for row in those} for split, those in rows.items()}
     assert not contents["train"] & (contents["validation"] | contents["test"])
@@ -83,14 +83,14 @@ async def test_questions_show_the_first_observation_and_splits_are_disjoint(kind
 async def test_reset_clears_state_and_instances_are_isolated() -> None:
     first, second = Taxi.draw_tasks("train", 2)
     used, fresh, other = await reset_env(Taxi, first), await reset_env(Taxi, second), await reset_env(Taxi, first)
-    begun = other.view
+    first_view = other.view
     for _ in range(5):
         await used.act("south")
-    assert other.view == begun
+    assert other.view == first_view
     await used.reset(Task.of(second))
     assert (used.view, used.moves, used.score, used.over) == (fresh.view, 0, 0.0, False)
-    for each in (used, fresh, other):
-        await each.close()
+    for env in (used, fresh, other):
+        await env.close()
 
 
 async def test_actions_of_other_shapes() -> None:
@@ -111,19 +111,19 @@ async def test_actions_of_other_shapes() -> None:
 
     gymnasium.register("agentfly-tests/Worded-v0", entry_point=Worded, order_enforce=False)
     try:
-        said = []
+        observations = []
         pair, shifted = spaces.MultiDiscrete([3, 4]), spaces.Discrete(3, start=5)
         for space, action in ((spaces.Text(9), "hello"), (pair, "[2, 3]"), (pair, "[5, 5]"), (shifted, "7")):
             row = {"question": "?", "env_id": "agentfly-tests/Worded-v0", "settings": {"action_space": space}}
-            made = await reset_env(GymnasiumEnvironment, row)
-            said.append((await made.act(action))["observation"])
-            await made.close()
+            env = await reset_env(GymnasiumEnvironment, row)
+            observations.append((await env.act(action))["observation"])
+            await env.close()
     finally:
         del gymnasium.registry["agentfly-tests/Worded-v0"]
-    assert said[0] == "You said hello."
-    assert said[1] == "You said [2 3]."
-    assert said[2].startswith("Error: there is no action '[5, 5]'")
-    assert said[3] == "You said 7."
+    assert observations[0] == "You said hello."
+    assert observations[1] == "You said [2 3]."
+    assert observations[2].startswith("Error: there is no action '[5, 5]'")
+    assert observations[3] == "You said 7."
 
 
 async def test_unknown_names_are_rejected() -> None:
@@ -144,20 +144,20 @@ def test_colors_are_written_out() -> None:
 async def test_images_are_shown_instead_of_text() -> None:
     pillow = pytest.importorskip("PIL.Image")
     pytest.importorskip("pygame", reason="Gymnasium draws its own games with pygame: pip install 'gymnasium[toy-text]'")
-    made = await reset_env(VisualGymnasium, DRY)
-    before = (await made.look())["image"]
-    result = await made.act("down")
+    env = await reset_env(VisualGymnasium, DRY)
+    image_before = (await env.look())["image"]
+    result = await env.act("down")
     assert result["observation"] == ""
-    assert result["image"] != before
-    assert (await made.look())["image"] == result["image"]
+    assert result["image"] != image_before
+    assert (await env.look())["image"] == result["image"]
     with pillow.open(io.BytesIO(base64.b64decode(result["image"].url.partition(",")[2]))) as image:
         bare = gymnasium.make("FrozenLake-v1", is_slippery=False, render_mode="rgb_array")
         bare.reset(seed=1)
         bare.step(1)
         assert image.tobytes() == bare.render().tobytes()
         bare.close()
-    assert "there is no action 'fly'" in (await made.act("fly"))["observation"]
-    await made.close()
+    assert "there is no action 'fly'" in (await env.act("fly"))["observation"]
+    await env.close()
 
 
 async def test_images_of_drawn_tasks_are_small_and_seeded() -> None:
@@ -179,18 +179,20 @@ async def test_recipe_shows_small_lakes_and_holds_out_200() -> None:
     from agentfly.environments.games.recipes import visual_gymnasium as recipe
 
     lakes = {"".join(lake) for lake in recipe.LAKES}
-    shown, held_out = ({"".join(row["settings"]["desc"]) for row in rows} for rows in (recipe.tasks, recipe.eval_tasks))
-    assert (len(lakes), len(shown), len(held_out)) == (720, 520, 200)
-    assert shown | held_out == lakes
+    train_lakes, held_out = (
+        {"".join(row["settings"]["desc"]) for row in rows} for rows in (recipe.tasks, recipe.eval_tasks)
+    )
+    assert (len(lakes), len(train_lakes), len(held_out)) == (720, 520, 200)
+    assert train_lakes | held_out == lakes
 
     row = next(row for row in recipe.eval_tasks if row["settings"]["desc"][0][1] == "G")
-    made = await reset_env(recipe.LakeInImages, row)
-    assert made.expert().arguments["goal"] == 2
-    result = await made.go(goal=2, toward="N")
+    env = await reset_env(recipe.LakeInImages, row)
+    assert env.expert().arguments["goal"] == 2
+    result = await env.go(goal=2, toward="N")
     assert result["won"]
     with pillow.open(io.BytesIO(base64.b64decode(result["image"].url.partition(",")[2]))) as image:
         assert image.size == (48, 48)
-    await made.close()
+    await env.close()
 
 
 async def test_environment_without_images_is_rejected() -> None:

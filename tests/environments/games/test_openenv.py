@@ -47,16 +47,16 @@ async def test_sessions_of_a_server(server: tuple[str, subprocess.Popen[str]]) -
     row = {"question": "Make it show 10.", "address": address, "reset": {"seed": 3}}
 
     strange = [adding(500), adding("many"), call("act", action="three"), call("act", action="9" * 1_000_000)]
-    said, chain = await answers(
+    observations, chain = await answers(
         OpenEnvEnvironment, row, adding(4), *strange, call("look"), adding(3), reward=game_score
     )
     assert (chain.reward, chain.score.metrics["won"]) == (1.0, 1.0)
-    assert said[0] == '{"text": "It shows 7."}'
-    assert said[1] == "Error: that is too much"
-    assert "number" in said[2]
-    assert "JSON object" in said[3]
-    assert "at most 100000 characters" in said[4]
-    assert said[5:] == ['{"text": "It shows 7."}', '{"text": "It shows 10."}']
+    assert observations[0] == '{"text": "It shows 7."}'
+    assert observations[1] == "Error: that is too much"
+    assert "number" in observations[2]
+    assert "JSON object" in observations[3]
+    assert "at most 100000 characters" in observations[4]
+    assert observations[5:] == ['{"text": "It shows 7."}', '{"text": "It shows 10."}']
 
     one, other = await reset_env(OpenEnvEnvironment, row), await reset_env(OpenEnvEnvironment, row)
     await one.act('{"number": 5}')
@@ -81,8 +81,8 @@ async def test_sessions_of_a_server(server: tuple[str, subprocess.Popen[str]]) -
         await other.check()
     with pytest.raises(EnvironmentFault, match="no OpenEnv server answers at"):
         await one.reset(Task.of(row))
-    for each in (one, other):
-        await each.close()
+    for env in (one, other):
+        await env.close()
 
 
 async def test_invalid_address_is_rejected() -> None:
@@ -118,7 +118,7 @@ async def test_malformed_answer_is_a_fault_of_the_environment(answer: str) -> No
 
     async with serve(session, "127.0.0.1", 0) as server:
         port = next(iter(server.sockets)).getsockname()[1]
-        there = await reset_env(OpenEnvEnvironment, {"question": "?", "address": f"http://127.0.0.1:{port}"})
-        await there.check()
+        env = await reset_env(OpenEnvEnvironment, {"question": "?", "address": f"http://127.0.0.1:{port}"})
+        await env.check()
         with pytest.raises(EnvironmentFault, match="sent a malformed response"):
-            await there.act('{"number": 1}')
+            await env.act('{"number": 1}')

@@ -44,16 +44,16 @@ reasoning_gym = pytest.importorskip(
 async def test_expert_answers_every_question_in_one_turn() -> None:
     rows = ReasoningGym.draw_tasks("train", 24)
     assert await count_demonstrations(ReasoningGym, json.loads(json.dumps(rows)), reasoning_gym_score) == 24
-    said = f"I think that it is\n<answer>{rows[0]['answer']}</answer>"
-    agent = HFAgent(reward=reasoning_gym_score, template="chatml", backend="scripted", backend_config={"script": said})
+    reply = f"I think that it is\n<answer>{rows[0]['answer']}</answer>"
+    agent = HFAgent(reward=reasoning_gym_score, template="chatml", backend="scripted", backend_config={"script": reply})
     (chain,) = await agent.run(rows[0])
     assert chain.reward == 1.0
 
 
 async def test_wrong_lazy_and_endless_answers_earn_nothing() -> None:
     (row,) = ReasoningGym.draw_tasks("train", 1, datasets=["chain_sum"])
-    for said in ("I do not know.", "1" * 1_000_000):
-        _, chain = await answers(ReasoningGym, row, call("answer", answer=said), reward=reasoning_gym_score)
+    for reply in ("I do not know.", "1" * 1_000_000):
+        _, chain = await answers(ReasoningGym, row, call("answer", answer=reply), reward=reasoning_gym_score)
         assert chain.reward < 0.05
 
 
@@ -69,8 +69,8 @@ def test_all_scorers_that_evaluate_are_known() -> None:
     from reasoning_gym.factory import DATASETS
 
     sources = {name: inspect.getsource(kind.score_answer) for name, (kind, _) in DATASETS.items()}
-    found = {name for name, source in sources.items() if re.search(r"\b(eval|exec|parse_expr|sympify)\(", source)}
-    assert found - EVALUATED <= {"number_sorting"}  # which evaluates its own answer
+    evaluating = {name for name, source in sources.items() if re.search(r"\b(eval|exec|parse_expr|sympify)\(", source)}
+    assert evaluating - EVALUATED <= {"number_sorting"}  # which evaluates its own answer
 
 
 def test_splits_are_fixed_and_share_no_question() -> None:

@@ -31,25 +31,25 @@ def test_levels_take_the_requested_number_of_moves() -> None:
 
 
 async def test_observation_after_a_push() -> None:
-    made = await reset_env(Sokoban, LONG)
-    assert (await made.move("left"))["observation"] == "The way is blocked.\n######\n#____#\n#_$__#\n#@__.#\n######"
+    env = await reset_env(Sokoban, LONG)
+    assert (await env.move("left"))["observation"] == "The way is blocked.\n######\n#____#\n#_$__#\n#@__.#\n######"
     for way in ("up", "right"):
-        await made.move(way)
-    assert (await made.move("right"))["observation"] == "######\n#____#\n#__@$#\n#___.#\n######"
-    assert not made.over
+        await env.move(way)
+    assert (await env.move("right"))["observation"] == "######\n#____#\n#__@$#\n#___.#\n######"
+    assert not env.over
     for way in ("up", "right"):
-        await made.move(way)
-    last = await made.move("down")
+        await env.move(way)
+    last = await env.move("down")
     assert last["observation"].endswith("Every box is on a goal.")
     assert last["ends_chain"]
-    assert made.won
+    assert env.won
 
 
 async def test_recipe_describes_the_room_from_the_player() -> None:
     from agentfly.environments.games.recipes.sokoban import CarelessSokoban  # draws its tasks, which takes seconds
 
-    made = await reset_env(CarelessSokoban, LONG)
-    seen = [(await made.move(way))["observation"] for way in ("left", "up", "right")]
+    env = await reset_env(CarelessSokoban, LONG)
+    seen = [(await env.move(way))["observation"] for way in ("left", "up", "right")]
     assert seen == [
         "The way is blocked.\nThe box is 1 up and 1 right of you, the goal 1 down and 2 right of the box. "
         "Walls near you: down left; near the box: none.",
@@ -59,23 +59,23 @@ async def test_recipe_describes_the_room_from_the_player() -> None:
 
 
 async def test_box_in_a_corner_is_stuck() -> None:
-    made = await reset_env(Sokoban, {"question": "?", "level": ["######", "#@$  #", "#   .#", "######"]})
+    env = await reset_env(Sokoban, {"question": "?", "level": ["######", "#@$  #", "#   .#", "######"]})
     for _ in range(5):
-        await made.move("right")
-    assert not made.over
-    assert made.expert() == "There is no way left."
+        await env.move("right")
+    assert not env.over
+    assert env.expert() == "There is no way left."
 
 
 async def test_two_boxes_cannot_be_pushed() -> None:
-    made = await reset_env(Sokoban, {"question": "?", "level": ["#######", "#@$$..#", "#######"]})
-    assert (await made.move("right"))["observation"].startswith("The way is blocked.")
+    env = await reset_env(Sokoban, {"question": "?", "level": ["#######", "#@$$..#", "#######"]})
+    assert (await env.move("right"))["observation"].startswith("The way is blocked.")
 
 
 async def test_malformed_moves_are_answered_and_claims_earn_nothing() -> None:
-    strange = [call("move", direction=each) for each in ("pull", None, {"up": 1}, "left" * 250_000)]
-    said, chain = await answers(Sokoban, ROW, *strange, "Every box is on a goal.")
-    assert len(said) == 4
-    assert all(len(each) < 9000 for each in said)
+    strange = [call("move", direction=direction) for direction in ("pull", None, {"up": 1}, "left" * 250_000)]
+    observations, chain = await answers(Sokoban, ROW, *strange, "Every box is on a goal.")
+    assert len(observations) == 4
+    assert all(len(observation) < 9000 for observation in observations)
     assert chain.reward == 0.0
 
 
@@ -91,10 +91,10 @@ async def test_reset_clears_the_previous_chain() -> None:
 async def test_random_policy_rarely_solves_a_level() -> None:
     blind, won = random.Random(0), 0
     for row in Sokoban.draw_tasks("test", 100):
-        made = await reset_env(Sokoban, row)
+        env = await reset_env(Sokoban, row)
         for _ in range(20):
-            await made.move(blind.choice(["up", "down", "left", "right"]))
-        won += made.won
+            await env.move(blind.choice(["up", "down", "left", "right"]))
+        won += env.won
     assert won < 20
 
 
@@ -104,7 +104,7 @@ def test_splits_are_fixed_and_share_no_level() -> None:
     levels = {key: {tuple(row["level"]) for row in rows} for key, rows in drawn.items()}
     for (split, _), those in levels.items():
         assert len(those) == 60
-        assert not any(those & others for (another, _), others in levels.items() if another != split)
+        assert not any(those & other_levels for (another, _), other_levels in levels.items() if another != split)
     assert Sokoban.draw_tasks("train", 20) == drawn["train", 0][:20]
 
 
@@ -128,10 +128,10 @@ async def test_level_beyond_the_search_limit_is_reported(monkeypatch: pytest.Mon
     monkeypatch.setattr("agentfly.environments.games.sokoban.MAX_POSITIONS", 1000)
     free = "#" + " " * 30 + "#"
     boxes = "#" + " $" * 8 + " " * 14 + "#"
-    made = await reset_env(Sokoban, {"question": "?", "level": ["#" * 32, "#@" + "." * 8 + " " * 21 + "#", free, boxes,
+    env = await reset_env(Sokoban, {"question": "?", "level": ["#" * 32, "#@" + "." * 8 + " " * 21 + "#", free, boxes,
                                                             free, free, "#" * 32]})  # fmt: skip
     with pytest.raises(ConfigError, match="too large"):
-        made.expert()
+        env.expert()
 
 
 def test_impossible_draws_are_rejected() -> None:

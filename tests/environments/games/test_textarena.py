@@ -20,40 +20,40 @@ SOLUTION = ("A C", "A B", "C B", "A C", "B A", "B C", "A C")
 
 
 async def test_a_puzzle_is_solved_in_a_process_of_its_own() -> None:
-    said, chain = await answers(TextArenaGame, HANOI, *(call("act", action=move) for move in SOLUTION))
+    observations, chain = await answers(TextArenaGame, HANOI, *(call("act", action=move) for move in SOLUTION))
     assert chain.reward == 1.0
-    assert said[-1].endswith("The game is over.")
+    assert observations[-1].endswith("The game is over.")
 
 
 async def test_guesses_by_hints_find_the_number_and_the_last_one_ends_it() -> None:
     for row in TextArenaGame.draw_tasks("train", 6):
-        made = await reset_env(TextArenaGame, row)
+        env = await reset_env(TextArenaGame, row)
         low, high = 1, 20
-        while not made.over:
+        while not env.over:
             guess = (low + high) // 2
-            said = (await made.act(str(guess)))["observation"]
-            low, high = (guess + 1, high) if "higher" in said else (low, guess - 1)
-        assert made.won
-        assert (await made.act("3"))["observation"] == "The game is over."
+            observation = (await env.act(str(guess)))["observation"]
+            low, high = (guess + 1, high) if "higher" in observation else (low, guess - 1)
+        assert env.won
+        assert (await env.act("3"))["observation"] == "The game is over."
 
 
 async def test_strange_actions_are_answered_and_earn_nothing() -> None:
     (row,) = TextArenaGame.draw_tasks("test", 1)
-    said, chain = await answers(
+    observations, chain = await answers(
         TextArenaGame, row, call("act", action=7), call("act", action="x" * 1_000_000),
         call("act", action="won"), call("look"), call("act", action="[99]"), "I guessed it.",
     )  # fmt: skip
-    assert "at most 1000 characters" in said[1]
-    assert "invalid move" in said[2]
-    assert said[3] == said[2]
+    assert "at most 1000 characters" in observations[1]
+    assert "invalid move" in observations[2]
+    assert observations[3] == observations[2]
     assert chain.reward == 0.0
 
 
 async def test_first_observation_matches_the_task_and_drawing_keeps_the_random_state() -> None:
-    before = random.getstate()
+    state_before = random.getstate()
     games = ["FrozenLake-v0-random", "Mastermind-v0"]
     rows = {split: TextArenaGame.draw_tasks(split, 10, games=games) for split in ("train", "validation", "test")}
-    assert random.getstate() == before
+    assert random.getstate() == state_before
     assert [row["game"] for row in rows["train"][:4]] == games * 2
     used = await reset_env(TextArenaGame, rows["train"][1])
     for row in rows["train"][:4]:

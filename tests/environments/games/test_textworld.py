@@ -29,24 +29,24 @@ async def test_games_are_made_compiled_and_won(games: Path, monkeypatch: pytest.
     (compiled,) = (games / "textworld").iterdir()
     assert sorted(path.suffix for path in compiled.iterdir()) == [".json", ".ni", ".z8"]
 
-    strange = [call("act", action=each) for each in ("x" * 1_000_000, 7, "dance the tango", "")]
-    said, chain = await answers(TextWorldGame, row, *strange, call("look"), "I have won.")
-    assert "at most 1000 characters" in said[0]
-    assert "-=" in said[3]
-    assert said[4] == said[3]
+    strange = [call("act", action=action) for action in ("x" * 1_000_000, 7, "dance the tango", "")]
+    observations, chain = await answers(TextWorldGame, row, *strange, call("look"), "I have won.")
+    assert "at most 1000 characters" in observations[0]
+    assert "-=" in observations[3]
+    assert observations[4] == observations[3]
     assert chain.reward == 0.0
 
     of_files = []
     for file in (compiled / "game.z8", compiled / "game.json"):  # the second is compiled again
-        made = await reset_env(TextWorldGame, {"question": "?", "game": str(file)})
-        begun = made.view
-        assert "$" not in begun
-        assert not begun.endswith(">")
-        of_files.append((begun, await winning(made)))
-        assert made.won
-        await made.reset(Task.of({"question": "?", "game": row["game"]}))
-        assert (made.view, made.won, made.moves) == (begun, False, 0)
-        await made.close()
+        env = await reset_env(TextWorldGame, {"question": "?", "game": str(file)})
+        first_view = env.view
+        assert "$" not in first_view
+        assert not first_view.endswith(">")
+        of_files.append((first_view, await winning(env)))
+        assert env.won
+        await env.reset(Task.of({"question": "?", "game": row["game"]}))
+        assert (env.view, env.won, env.moves) == (first_view, False, 0)
+        await env.close()
     assert of_files[0] == of_files[1]
     assert second["game"] != row["game"]
 

@@ -45,8 +45,10 @@ def test_every_kind_has_varied_questions_and_evidence_inside_the_image(kind: str
         assert left < right
         assert top < bottom
         # What shows the answer is there: the evidence is not blank.
-        part = scene.image.crop((int(max(0, left)), int(max(0, top)), int(min(WIDTH, right)), int(min(HEIGHT, bottom))))
-        assert len(part.getcolors(maxcolors=1 << 20) or ()) > 4
+        region = scene.image.crop(
+            (int(max(0, left)), int(max(0, top)), int(min(WIDTH, right)), int(min(HEIGHT, bottom)))
+        )
+        assert len(region.getcolors(maxcolors=1 << 20) or ()) > 4
 
 
 async def test_zoom_shows_the_part_in_full_resolution() -> None:

@@ -64,8 +64,8 @@ def test_every_problem_kind_states_all_its_numbers(level: int) -> None:
     for kind in load_kinds(level):
         for seed in range(20):
             question, program = kind.draw(Random(seed))
-            told = set(re.findall(r"\d+", question))
-            assert told <= set(re.findall(r"\d+", program)) | {"1"}, question  # "from 1 to", "is it 1"
+            question_numbers = set(re.findall(r"\d+", question))
+            assert question_numbers <= set(re.findall(r"\d+", program)) | {"1"}, question  # "from 1 to", "is it 1"
             assert int(run_program(program)) != 0
             assert "{" not in question + program
 
@@ -93,9 +93,9 @@ def test_unknown_arguments_are_rejected(arguments: dict[str, Any], words: str) -
 @pytest.mark.usefixtures("_sandbox")
 async def test_concurrent_experts_are_right() -> None:
     agent = agent_of()
-    shown = await demonstrate(agent, MathWithPython.draw_tasks("train", 66))
+    demonstrations = await demonstrate(agent, MathWithPython.draw_tasks("train", 66))
     await agent.close()
-    assert (len(shown.accepted), shown.reasons) == (66, {})
+    assert (len(demonstrations.accepted), demonstrations.reasons) == (66, {})
 
 
 @pytest.mark.usefixtures("_sandbox")
@@ -133,9 +133,9 @@ async def test_malformed_code_is_answered() -> None:
     agent = agent_of(script)
     (chain,) = await agent.run(row)
     await agent.close()
-    told = [message.text for message in chain.messages if message.role == "tool"]
-    assert "code" in told[0]
-    assert told[1] == "(no output)"
+    observations = [message.text for message in chain.messages if message.role == "tool"]
+    assert "code" in observations[0]
+    assert observations[1] == "(no output)"
     assert chain.reward == 0.0
 
 

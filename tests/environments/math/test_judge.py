@@ -25,10 +25,10 @@ class Hasty(MathJudge):
 async def the_judge() -> AsyncIterator[MathJudge]:
     if importlib.util.find_spec("math_verify") is None:
         pytest.skip("math-verify is in the extra 'math', which is not installed")
-    made = Hasty()
-    await made.start()
-    yield made
-    await made.close()
+    judge = Hasty()
+    await judge.start()
+    yield judge
+    await judge.close()
 
 
 RIGHT = [
@@ -59,7 +59,7 @@ DONE = [
 ]  # fmt: skip
 MATRIX = r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}"
 NOTATION = [
-    *((given, "1000000") for given in (
+    *((answer, "1000000") for answer in (
         "10^6", "1e6", "1.0E6", "1e+6", r"1\,000\,000", r"$1\,000\,000$", r"\boxed{10^{6}}", r"\boxed{1e6}",
         "1 000 000",
         "The answer is 10^6.", "The answer is 1e6.", r"1\;000\;000", r"1{,}000{,}000",
@@ -77,10 +77,10 @@ NOTATION = [
 ]  # fmt: skip
 """Right, in notations that math-verify alone does not read."""
 NEAR = [
-    *((given, "1000000") for given in ("10^5", "1e5", "1e-6", r"1\,000\,00", r"1\,000\,001", "6", "10", "1 000 001")),
-    *((given, "1000") for given in ("10^{1+2}", "10*10*10", r"10^1 \cdot 10^2", "1 0 0 0", r"10\,00")),
-    *((given, "1000") for given in ("10^3 10^4", "1e3 or 1e4")),
-    *((given, "42") for given in (r"4\,2", "The answer is 42 43.", "The answer is 42 or 43.", "4.2*10")),
+    *((answer, "1000000") for answer in ("10^5", "1e5", "1e-6", r"1\,000\,00", r"1\,000\,001", "6", "10", "1 000 001")),
+    *((answer, "1000") for answer in ("10^{1+2}", "10*10*10", r"10^1 \cdot 10^2", "1 0 0 0", r"10\,00")),
+    *((answer, "1000") for answer in ("10^3 10^4", "1e3 or 1e4")),
+    *((answer, "42") for answer in (r"4\,2", "The answer is 42 43.", "The answer is 42 or 43.", "4.2*10")),
     ("0", r"1\,000\,000"), ("sqrt(4)", "2"), ("√25", "5"), ("sqrt(3)", r"\sqrt{2}"), ("-sqrt(2)", r"\sqrt{2}"),
     ("sqrt(45", r"3\sqrt{5}"), ("pi", "3.14159"),
     (f"2{MATRIX}", MATRIX), (f"{MATRIX}^2", MATRIX), (MATRIX.replace("4", "5"), MATRIX), ("1, 2, 3, 4", MATRIX),
@@ -91,7 +91,7 @@ NEAR = [
 ]  # fmt: skip
 """Wrong, in the same notations."""
 MARKDOWN = [
-    *((given, "10") for given in (
+    *((answer, "10") for answer in (
         "**Answer: 10**", "Answer: **10**", "**10**", "`10`", "__Answer: 10__", "*10*", "_10_", "***10***", "**_10_**",
         "**10.**", "**The answer is 10**.", "The answer is: **10**", "Answer: `10`.", "Answer = `10`", "```10```",
         "**Answer:** 10", "Answer: **x = 10**", "Answer: **10**!", "The answer is 10!", "Answer: 10,", "10;", "“10”",
@@ -141,19 +141,19 @@ async def test_markdown_around_an_answer_is_ignored(the_judge: MathJudge) -> Non
 
 
 async def test_several_answers_are_wrong(the_judge: MathJudge) -> None:
-    assert [given for given in SEVERAL if await the_judge.equal(given, "42")] == []
+    assert [answer for answer in SEVERAL if await the_judge.equal(answer, "42")] == []
 
 
 async def test_hostile_answers_are_wrong_and_block_no_others(the_judge: MathJudge) -> None:
-    judged = await asyncio.gather(*(the_judge.equal(given, "42") for given in HOSTILE))
+    judged = await asyncio.gather(*(the_judge.equal(answer, "42") for answer in HOSTILE))
     assert not any(judged)
     assert await the_judge.equal("42", 42)
 
 
 async def test_code_in_an_answer_is_not_run(the_judge: MathJudge, tmp_path: Path) -> None:
     code = f"__import__('os').system('touch {tmp_path}/there')"
-    for given in (code, rf"\boxed{{{code}}}", f"${code}$", f"<answer>{code}</answer>"):
-        assert not await the_judge.equal(given, "0")
+    for answer in (code, rf"\boxed{{{code}}}", f"${code}$", f"<answer>{code}</answer>"):
+        assert not await the_judge.equal(answer, "0")
     assert not os.listdir(tmp_path)
 
 
@@ -165,7 +165,7 @@ async def test_invalid_right_answer_is_a_data_error(the_judge: MathJudge, right:
 
 async def test_nothing_is_left_after_closing(the_judge: MathJudge) -> None:
     await asyncio.gather(*(the_judge.equal("1", "1") for _ in range(4)))
-    processes = [each.process for each in the_judge._idle]
+    processes = [idle.process for idle in the_judge._idle]
     assert 1 <= len(processes) <= 2
     await the_judge.close()
     assert all(process.poll() is not None for process in processes)
@@ -173,10 +173,10 @@ async def test_nothing_is_left_after_closing(the_judge: MathJudge) -> None:
 
 async def test_missing_package_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "find_spec", lambda name: None)
-    made = MathJudge()
+    judge = MathJudge()
     with pytest.raises(ConfigError, match=r"math_verify.*agentfly-rl\[math\]"):
-        await made.start()
-    await made.close()
+        await judge.start()
+    await judge.close()
 
 
 async def test_worker_that_does_not_start_is_a_fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -184,16 +184,16 @@ async def test_worker_that_does_not_start_is_a_fault(monkeypatch: pytest.MonkeyP
     broken.write_text("raise ImportError")
     monkeypatch.setattr(environment, "_INSIDE", broken)
     monkeypatch.setattr(environment, "find_spec", lambda name: name)
-    made = MathJudge()
-    await made.start()
+    judge = MathJudge()
+    await judge.start()
     with pytest.raises(EnvironmentFault, match="does not start"):
-        await made.equal("1", "1")
-    await made.close()
+        await judge.equal("1", "1")
+    await judge.close()
 
 
 @pytest.mark.skipif(not HAS_DATA, reason="AGENTFLY_DATA names no folder with the folder math")
 async def test_every_answer_of_math_equals_itself(the_judge: MathJudge) -> None:
     answers = [row["answer"] for row in math_tasks("test")]
-    for said in (r"So we get $\boxed{%s}$.", "The answer is $%s$."):
-        equal = [await the_judge.equal(said % answer, answer) for answer in answers[::4]]
+    for sentence in (r"So we get $\boxed{%s}$.", "The answer is $%s$."):
+        equal = [await the_judge.equal(sentence % answer, answer) for answer in answers[::4]]
         assert all(equal)

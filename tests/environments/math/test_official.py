@@ -44,17 +44,17 @@ def test_math_takes_answers_and_solutions(folder: Path) -> None:
     write(folder / "math_train.jsonl", {"problem": "P?", "solution": solution, "level": "Level 5"})
     rows = math_tasks("train") + math_tasks("validation")
     assert rows == [{"id": "math/0", "question": "P?", "answer": r"\frac{1}{\sqrt{2}}", "level": "Level 5"}]
-    asked = "P?\nPlease reason step by step, and put your final answer within \\boxed{}."
-    write(folder / "math500.jsonl", {"problem": asked, "answer": "p - q"})
+    question = "P?\nPlease reason step by step, and put your final answer within \\boxed{}."
+    write(folder / "math500.jsonl", {"problem": question, "answer": "p - q"})
     assert math_tasks("test") == [{"id": "math/0", "question": "P?", "answer": "p - q"}]
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "box"),
     [(r"\boxed{a}", "a"), (r"\boxed{\{1\}} .", r"\{1\}"), (r"\boxed{a", None), ("a", None), (r"\boxed{}", "")],
 )
-def test_extract_box(text: str, found: str | None) -> None:
-    assert extract_box(text) == found
+def test_extract_box(text: str, box: str | None) -> None:
+    assert extract_box(text) == box
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ class TestRunning:
 
     @pytest.mark.browser_full
     async def test_same_seed_shows_the_same_pixels_in_another_browser(self) -> None:
-        shown = []
+        screenshots = []
         for _ in range(2):
             env = MiniWoB()
             await env.start()
@@ -81,9 +81,9 @@ class TestRunning:
             for name in SHOWN:
                 await reset(env, name, seed=5)
                 images += [await env.screenshot(), await env.click_at(500, 571)]
-            shown.append(images)
+            screenshots.append(images)
             await env.close()
-        assert shown[0] == shown[1]
+        assert screenshots[0] == screenshots[1]
 
     async def test_wrong_click_ends_with_a_negative_reward_that_stays(self) -> None:
         env = MiniWoB()
@@ -111,9 +111,9 @@ class TestRunning:
             backend="scripted",
             backend_config={"script": "-"},
         )
-        shown = await demonstrate(agent, MiniWoB.draw_tasks("test", 12), threshold=1, max_turns=12)
+        demonstrations = await demonstrate(agent, MiniWoB.draw_tasks("test", 12), threshold=1, max_turns=12)
         await agent.close()
-        assert len(shown.accepted) == 12, shown.reasons
+        assert len(demonstrations.accepted) == 12, demonstrations.reasons
 
     @pytest.mark.browser_full
     def test_no_browser_is_left_when_the_host_is_killed(self) -> None:
@@ -136,7 +136,7 @@ asyncio.run(main())
         assert host.stdout is not None
         with host, host.stdout:
             started = [psutil.Process(int(pid)) for pid in host.stdout.readline().split()]
-            assert sum("chromium" in each.name() for each in started) > 3
+            assert sum("chromium" in process.name() for process in started) > 3
             host.kill()
         _, alive = psutil.wait_procs(started, timeout=60)
         assert not alive

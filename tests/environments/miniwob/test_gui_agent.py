@@ -56,8 +56,8 @@ async def test_expert_demonstrates_in_the_format_of_the_model() -> None:
         backend="scripted",
         backend_config={"script": "-"},
     )
-    shown = await demonstrate(agent, [{**TASK, "task": "enter-text"}], threshold=1)
+    demonstrations = await demonstrate(agent, [{**TASK, "task": "enter-text"}], threshold=1)
     await agent.close()
-    assert not shown.reasons
-    replies = [message.text for message in shown.accepted[0].messages if message.role == "assistant"]
+    assert not demonstrations.reasons
+    replies = [message.text for message in demonstrations.accepted[0].messages if message.role == "assistant"]
     assert [reply.partition("Action: ")[2].partition("(")[0] for reply in replies] == ["wait", "click", "type", "click"]

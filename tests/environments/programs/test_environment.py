@@ -96,10 +96,10 @@ def test_unknown_arguments_are_rejected(arguments: dict[str, Any], words: str) -
 @pytest.mark.usefixtures("_sandbox")
 async def test_concurrent_experts_pass_every_test() -> None:
     agent = agent_of()
-    shown = await demonstrate(agent, ProgramSynthesis.draw_tasks("train", 24))
+    demonstrations = await demonstrate(agent, ProgramSynthesis.draw_tasks("train", 24))
     await agent.close()
-    assert (len(shown.accepted), shown.reasons) == (24, {})
-    assert shown.accepted[0].messages[-2].text == "(no output)"  # the example holds
+    assert (len(demonstrations.accepted), demonstrations.reasons) == (24, {})
+    assert demonstrations.accepted[0].messages[-2].text == "(no output)"  # the example holds
 
 
 @pytest.mark.usefixtures("_sandbox")
@@ -107,8 +107,8 @@ async def test_trivial_functions_earn_nothing() -> None:
     judge = CodeJudge()
     await judge.start()
     for row in ProgramSynthesis.draw_tasks("train", 6, seed=5):
-        name, _, rest = row["example"].removeprefix("assert ").partition("(")
-        constant = f"def {name}(*_):\n    return {rest.partition(' == ')[2]}"
+        name, _, arguments = row["example"].removeprefix("assert ").partition("(")
+        constant = f"def {name}(*_):\n    return {arguments.partition(' == ')[2]}"
         echo = f"def {name}(*given):\n    return given[0]"
         for code in (constant, echo):
             assert (await unit_tests(f"```python\n{code}\n```", row["tests"], judge))["reward"] == 0.0, (row, code)
@@ -129,9 +129,9 @@ async def test_session_has_neither_tests_nor_solution() -> None:
     ])  # fmt: skip
     (chain,) = await agent.run(row)
     await agent.close()
-    told = "".join(message.text for message in chain.messages if message.role == "tool")
-    assert row["solution"] not in told
-    assert not any(test in told for test in row["tests"])
+    observations = "".join(message.text for message in chain.messages if message.role == "tool")
+    assert row["solution"] not in observations
+    assert not any(test in observations for test in row["tests"])
 
 
 @pytest.mark.usefixtures("_sandbox")
@@ -206,10 +206,10 @@ def test_missing_file_error_names_its_source(file: Path) -> None:
 @needs_data
 def test_official_splits() -> None:
     ids = {split: [row["id"] for row in mbpp_tasks(split)] for split in MBPP_SPLITS}
-    assert {split: len(each) for split, each in ids.items()} == {
+    assert {split: len(split_ids) for split, split_ids in ids.items()} == {
         "prompt": 10, "test": 500, "validation": 90, "train": 374,
     }  # fmt: skip
-    assert len({each for split in ids.values() for each in split}) == 974
+    assert len({task_id for split in ids.values() for task_id in split}) == 974
 
 
 @needs_data

@@ -59,12 +59,12 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def judge() -> RepairJudge:
-    made = RepairJudge()
+    judge = RepairJudge()
     try:
-        await made.start()
+        await judge.start()
     except SandboxUnavailable as error:
         pytest.skip(f"no sandbox works here: {error}")
-    return made
+    return judge
 
 
 @pytest.mark.parametrize("trick", FILES)
@@ -78,7 +78,7 @@ async def test_other_files_have_no_effect(judge: RepairJudge, trick: str) -> Non
 async def test_tampering_in_the_package_earns_nothing(judge: RepairJudge, trick: str) -> None:
     row = bug("roman")
     for path in ("roman/__init__.py", "roman/numerals.py"):
-        sources = {each: text.encode() for each, text in row["files"].items() if is_source(each, "roman")}
+        sources = {path: text.encode() for path, text in row["files"].items() if is_source(path, "roman")}
         sources[path] = BEFORE_THE_PACKAGE[trick].encode() + sources[path]
         passed = await judge.passing_tests(row, sources)
         assert not passed & set(row["fail_to_pass"])
@@ -96,8 +96,8 @@ async def test_objects_that_equal_everything_earn_nothing(judge: RepairJudge) ->
 
 async def test_hard_coded_visible_answers_are_not_enough(judge: RepairJudge) -> None:
     row = bug("roman", before="        if value < following:")
-    known = {"XIV": 14, "mdcclxxvi": 1776, "MDCCLXXVI": 1776, "IX": 9, "IV": 4}
-    heart = f"_real = from_roman\ndef from_roman(numeral):\n    return {known}.get(numeral) or _real(numeral)\n"
+    numerals = {"XIV": 14, "mdcclxxvi": 1776, "MDCCLXXVI": 1776, "IX": 9, "IV": 4}
+    heart = f"_real = from_roman\ndef from_roman(numeral):\n    return {numerals}.get(numeral) or _real(numeral)\n"
     sources = {path: text.encode() for path, text in row["files"].items() if is_source(path, "roman")}
     sources["roman/numerals.py"] += heart.encode()
     passed = await judge.passing_tests(row, sources)

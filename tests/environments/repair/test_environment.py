@@ -34,9 +34,9 @@ async def _needs_a_sandbox() -> None:
 
 
 @asynccontextmanager
-async def repairer(*said: str, reward: Any = None) -> AsyncIterator[HFAgent]:
+async def repairer(*replies: str, reward: Any = None) -> AsyncIterator[HFAgent]:
     """An agent that says this, closed afterwards."""
-    agent = HFAgent(tools=[Repair], reward=reward, template="chatml", backend=ScriptedBackend([*said]))
+    agent = HFAgent(tools=[Repair], reward=reward, template="chatml", backend=ScriptedBackend([*replies]))
     try:
         yield agent
     finally:
@@ -53,14 +53,14 @@ def answers(chain: Trajectory) -> list[str]:
     return [message.text for message in chain.messages if message.role == "tool"]
 
 
-def bug(package: str = "roman", **wanted: Any) -> dict[str, Any]:
+def bug(package: str = "roman", **properties: Any) -> dict[str, Any]:
     """A task of a package, with a mutation that has these properties."""
     for split in ("train", "validation", "test"):
         count = size(split, package)
         for row in Repair.draw_tasks(split, count, packages=[package]):
-            if all(row["mutation"][name] == value for name, value in wanted.items()):
+            if all(row["mutation"][name] == value for name, value in properties.items()):
                 return row
-    raise AssertionError(f"no bug in {package} is {wanted}")
+    raise AssertionError(f"no bug in {package} is {properties}")
 
 
 def size(split: str, *packages: str) -> int:
@@ -73,10 +73,10 @@ async def test_expert_repairs_all_packages() -> None:
     rows = [Repair.draw_tasks("train", 1, seed=7, packages=[name])[0] for name in ("calc", "lru", "matrix", "trie")]
     rows += Repair.draw_tasks("test", 4, seed=3)
     async with repairer("-", reward=repair_success) as agent:
-        shown = await demonstrate(agent, rows, max_concurrent_chains=4)
-    assert shown.reasons == {}
-    assert len(shown.accepted) == 8
-    assert all("OK" in answers(chain)[-1] for chain in shown.accepted)  # the visible tests pass as well
+        demonstrations = await demonstrate(agent, rows, max_concurrent_chains=4)
+    assert demonstrations.reasons == {}
+    assert len(demonstrations.accepted) == 8
+    assert all("OK" in answers(chain)[-1] for chain in demonstrations.accepted)  # the visible tests pass as well
 
 
 async def test_doing_nothing_or_breaking_more_earns_nothing() -> None:
@@ -116,25 +116,25 @@ async def test_undo_edit_reverts_changes_one_by_one() -> None:
         call("undo_edit", path="made/new.py"),
         call("list_files", path="made"),
     )
-    told = answers(chain)
-    assert told[4] == '"""One, both ways."""\n'
-    assert told[6] == original
-    assert told[7] == "Error: there is no change of roman/__init__.py to undo."
-    assert told[8] == "made/new.py is gone again."
-    assert told[9] == "(empty)"
+    observations = answers(chain)
+    assert observations[4] == '"""One, both ways."""\n'
+    assert observations[6] == original
+    assert observations[7] == "Error: there is no change of roman/__init__.py to undo."
+    assert observations[8] == "made/new.py is gone again."
+    assert observations[9] == "(empty)"
 
 
 async def test_read_file_selects_lines() -> None:
     row = bug("roman")
-    asked = [{"first": 3, "last": 4}, {"first": 900}, {"last": 1}, {"first": 0, "last": 0}, {"first": -3}]
-    chain = await run_chain(row, *(call("read_file", path="test_roman.py", **each) for each in asked))
+    ranges = [{"first": 3, "last": 4}, {"first": 900}, {"last": 1}, {"first": 0, "last": 0}, {"first": -3}]
+    chain = await run_chain(row, *(call("read_file", path="test_roman.py", **lines) for lines in ranges))
     lines = row["files"]["test_roman.py"].splitlines(keepends=True)
-    told = answers(chain)
-    assert told[0] == "".join(lines[2:4])
-    assert told[1] == f"test_roman.py has {len(lines)} lines; none of them is in this range."
-    assert told[2] == lines[0]
-    assert "none of them" in told[3]
-    assert told[4] == "".join(lines)
+    observations = answers(chain)
+    assert observations[0] == "".join(lines[2:4])
+    assert observations[1] == f"test_roman.py has {len(lines)} lines; none of them is in this range."
+    assert observations[2] == lines[0]
+    assert "none of them" in observations[3]
+    assert observations[4] == "".join(lines)
 
 
 async def test_concurrent_and_successive_chains_share_nothing() -> None:
@@ -193,30 +193,30 @@ async def test_malformed_calls_are_answered() -> None:
         call("run_shell", command="x" * (1 << 20)),
         call("search_files", pattern="def add"),
     )
-    told = answers(chain)
-    assert len(told) == 7
-    assert "path" in told[0]
-    assert "occurs 0 times" in told[1]
-    assert "must occur exactly once" in told[2]
-    assert "Is a directory" in told[3]
-    assert "outside" in told[4]
-    assert "characters" in told[5]
-    assert told[6].startswith("./roman/numerals.py:")
+    observations = answers(chain)
+    assert len(observations) == 7
+    assert "path" in observations[0]
+    assert "occurs 0 times" in observations[1]
+    assert "must occur exactly once" in observations[2]
+    assert "Is a directory" in observations[3]
+    assert "outside" in observations[4]
+    assert "characters" in observations[5]
+    assert observations[6].startswith("./roman/numerals.py:")
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "message"),
     [
         ({"question": "?"}, "package"),
         ({"question": "?", "package": "x", "files": ["x"]}, "files"),
         ({"question": "?", "package": "x", "files": {"x.py": 3}}, "must map paths"),
     ],
 )
-async def test_incomplete_tasks_are_rejected(row: dict[str, Any], said: str) -> None:
+async def test_incomplete_tasks_are_rejected(row: dict[str, Any], message: str) -> None:
     world = Repair()
     await world.start()
     try:
-        with pytest.raises(DataError, match=said):
+        with pytest.raises(DataError, match=message):
             await world.reset(Task.of(row))
     finally:
         await world.close()

@@ -31,11 +31,14 @@ async def judge_here() -> RepairJudge:
 def test_index_fits_the_packages() -> None:
     """Else the packages were changed: python -m agentfly.environments.repair.build_index."""
     bugs = load_index()
-    there = {
-        each for name in NAMES for path, text in load_package(name).sources.items() for each in mutations(path, text)
+    drawn = {
+        mutation
+        for name in NAMES
+        for path, text in load_package(name).sources.items()
+        for mutation in mutations(path, text)
     }
     for bug in bugs:
-        assert read_mutation(bug) in there
+        assert read_mutation(bug) in drawn
         assert bug["example"] in load_package(bug["package"]).examples
     assert {bug["package"] for bug in bugs} == set(NAMES)
     assert len({(bug["package"], bug["path"], bug["line"], bug["after"]) for bug in bugs}) == len(bugs)
@@ -67,7 +70,7 @@ def test_mutation_changes_one_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "kind", "wanted"),
+    ("line", "kind", "expected"),
     [
         ("x = a < b", "comparison", ["x = a <= b", "x = a > b"]),
         ("x = a is not b", "comparison", ["x = a is b"]),
@@ -82,8 +85,8 @@ def test_mutation_changes_one_line() -> None:
         ("x = 'ä' + y", "arithmetic", []),
     ],
 )
-def test_kinds_of_bugs(line: str, kind: str, wanted: list[str]) -> None:
-    assert sorted(each.after for each in mutations("m.py", line) if each.kind == kind) == sorted(wanted)
+def test_kinds_of_bugs(line: str, kind: str, expected: list[str]) -> None:
+    assert sorted(mutation.after for mutation in mutations("m.py", line) if mutation.kind == kind) == sorted(expected)
 
 
 def test_splits_share_no_line() -> None:

@@ -36,10 +36,10 @@ def test_digit_is_where_the_quarters_lead() -> None:
         path = quarters_of(row["cell"])
         for level, quarter in enumerate(path):
             pixels = np.asarray(draw_view(row, path[:level]).convert("L"), np.float64)
-            halves = [each for half in np.split(pixels, 2) for each in np.split(half, 2, axis=1)]
-            values = [np.sort(each, axis=None) for each in halves]
-            assert 1 + int(np.argmax([each[-8:].mean() for each in values])) == quarter
-            assert 1 + int(np.argmin([each[:8].mean() for each in values])) == quarter
+            halves = [quarter_pixels for half in np.split(pixels, 2) for quarter_pixels in np.split(half, 2, axis=1)]
+            values = [np.sort(quarter_pixels, axis=None) for quarter_pixels in halves]
+            assert 1 + int(np.argmax([quarter_values[-8:].mean() for quarter_values in values])) == quarter
+            assert 1 + int(np.argmin([quarter_values[:8].mean() for quarter_values in values])) == quarter
         assert draw_view(row, path).tobytes() == draw_view(row, path).tobytes()
 
 

@@ -39,10 +39,10 @@ def step_calls(*actions: str) -> str:
 
 @pytest.fixture
 async def env() -> AsyncIterator[ScienceWorld]:
-    made = ScienceWorld()
-    await made.start()
-    yield made
-    await made.close()
+    env = ScienceWorld()
+    await env.start()
+    yield env
+    await env.close()
 
 
 async def walk(env: ScienceWorld, columns: dict[str, object]) -> list[object]:
@@ -54,12 +54,12 @@ async def walk(env: ScienceWorld, columns: dict[str, object]) -> list[object]:
 
 async def test_concurrent_experts_earn_full_reward() -> None:
     agent = agent_of()
-    shown = await demonstrate(agent, ScienceWorld.draw_tasks("train", 5, tasks=QUICK), max_turns=60)
+    demonstrations = await demonstrate(agent, ScienceWorld.draw_tasks("train", 5, tasks=QUICK), max_turns=60)
     await agent.manager.close()
-    assert len(shown.accepted) == 5, shown.reasons
-    metrics = shown.accepted[0].score.metrics
+    assert len(demonstrations.accepted) == 5, demonstrations.reasons
+    metrics = demonstrations.accepted[0].score.metrics
     assert (metrics["success"], metrics["failed"], metrics["invalid_actions"]) == (1.0, 0.0, 0)
-    assert metrics["steps"] == len(shown.accepted[0].turns)
+    assert metrics["steps"] == len(demonstrations.accepted[0].turns)
 
 
 async def test_sixteen_instances_in_one_process_are_isolated(env: ScienceWorld) -> None:
@@ -67,12 +67,12 @@ async def test_sixteen_instances_in_one_process_are_isolated(env: ScienceWorld) 
         share_process = 100
 
     rows = [row(("boil", "find-plant", "freeze", "use-thermometer")[number % 4], number) for number in range(16)]
-    alone = [await walk(env, each) for each in rows]
+    alone = [await walk(env, row) for row in rows]
     crowd = [Crowded() for _ in rows]
-    await asyncio.gather(*(each.start() for each in crowd))
-    assert len({each._jvm.pid for each in crowd}) == 1
+    await asyncio.gather(*(member.start() for member in crowd))
+    assert len({member._jvm.pid for member in crowd}) == 1
     together = await asyncio.gather(*map(walk, crowd, rows))
-    await asyncio.gather(*(each.close() for each in crowd))
+    await asyncio.gather(*(member.close() for member in crowd))
     assert together == alone
 
 
@@ -86,8 +86,8 @@ async def test_reset_clears_the_previous_chain(env: ScienceWorld) -> None:
 
 
 async def test_wrong_focus_ends_the_chain_and_loses_the_progress() -> None:
-    begun = ["open door to hallway", "go to hallway"]
-    script = [step_calls(*begun), step_calls("focus on agent", "reset task", "look around"), "never said"]
+    commands = ["open door to hallway", "go to hallway"]
+    script = [step_calls(*commands), step_calls("focus on agent", "reset task", "look around"), "never said"]
     rows = ScienceWorld.draw_tasks("train", 1, tasks=["find-plant"])
     (chain,) = await agent_of(script, reward={scienceworld_score: 1.0, scienceworld_progress: 1.0}).run(rows)
     assert "never said" not in chain.messages[-1].text
@@ -104,16 +104,16 @@ async def test_ended_task_stays_ended(env: ScienceWorld) -> None:
         gains.append((await env.scienceworld_step(**call.arguments))["score"])
     assert (call, env.score, gains[-1]) == ("Done.", 100, 100)
     assert scienceworld_episode_reward(env) == 10.0
-    after = await env.scienceworld_step("reset task")
-    assert after == {"observation": "The task has ended.", "score": 100, "ends_chain": True}
+    result = await env.scienceworld_step("reset task")
+    assert result == {"observation": "The task has ended.", "score": 100, "ends_chain": True}
     assert scienceworld_score(env)["reward"] == 1.0
 
 
 async def test_progress_sums_to_the_score() -> None:
     agent = agent_of(reward=scienceworld_progress)
-    shown = await demonstrate(agent, ScienceWorld.draw_tasks("train", 1, tasks=["find-animal"]), max_turns=60)
+    demonstrations = await demonstrate(agent, ScienceWorld.draw_tasks("train", 1, tasks=["find-animal"]), max_turns=60)
     await agent.manager.close()
-    per_turn = shown.accepted[0].score.per_turn
+    per_turn = demonstrations.accepted[0].score.per_turn
     assert sum(per_turn) == pytest.approx(1.0)
     assert sum(gain > 0 for gain in per_turn) > 3
 
@@ -156,7 +156,9 @@ async def test_valid_actions_are_listed_briefly(env: ScienceWorld) -> None:
 async def test_malformed_actions_are_answered() -> None:
     strange = ['{"action": 7}', '{"action": ["look"]}', "{}", json.dumps({"action": "go " * 400_000}),
                json.dumps({"action": "loo\u0000k \n\u2028 ∞ 🜁"})]  # fmt: skip
-    script = [f'<tool_call>{{"name": "scienceworld_step", "arguments": {each}}}</tool_call>' for each in strange]
+    script = [
+        f'<tool_call>{{"name": "scienceworld_step", "arguments": {arguments}}}</tool_call>' for arguments in strange
+    ]
     agent = agent_of([*script, step_calls("look around"), "Enough."])
     (chain,) = await agent.run(row(), max_turns=8)
     await agent.manager.close()
@@ -167,7 +169,7 @@ async def test_malformed_actions_are_answered() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("columns", "message"),
     [
         ({"task_name": "dance"}, "there is no task 'dance'; there are boil, melt"),
         ({"task_name": 7}, "there is no task 7"),
@@ -180,9 +182,9 @@ async def test_malformed_actions_are_answered() -> None:
         ({"task_name": None}, r"ScienceWorld\.draw_tasks"),
     ],
 )
-async def test_unknown_names_are_rejected(env: ScienceWorld, wrong: dict[str, object], message: str) -> None:
+async def test_unknown_names_are_rejected(env: ScienceWorld, columns: dict[str, object], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        await env.reset(Task.of({**row(), **wrong}))
+        await env.reset(Task.of({**row(), **columns}))
     await env.reset(Task.of(row()))  # and the env is none the worse
 
 

@@ -30,14 +30,14 @@ class Apart(ScienceWorld):
 
 
 async def start_instances(count: int) -> list[Apart]:
-    made = [Apart() for _ in range(count)]
-    await asyncio.gather(*(each.start() for each in made))
-    await asyncio.gather(*(each.reset(TASK) for each in made))
-    return made
+    envs = [Apart() for _ in range(count)]
+    await asyncio.gather(*(env.start() for env in envs))
+    await asyncio.gather(*(env.reset(TASK) for env in envs))
+    return envs
 
 
 def pids(envs: list[Apart]) -> list[int | None]:
-    return [each._jvm.pid for each in envs]
+    return [env._jvm.pid for env in envs]
 
 
 def is_running(pid: int | None) -> bool:
@@ -62,9 +62,9 @@ async def test_process_ends_with_its_last_instance_and_is_replaced_when_it_dies(
     assert pids(fresh)[0] != pids(fresh)[1]
     for env in (third, *fresh):
         assert "room" in (await env.scienceworld_step("look around"))["observation"]
-    there = pids([*envs, *fresh])
-    await asyncio.gather(*(each.close() for each in (*envs, *fresh)))
-    assert not any(map(is_running, there))
+    pids_after = pids([*envs, *fresh])
+    await asyncio.gather(*(env.close() for env in (*envs, *fresh)))
+    assert not any(map(is_running, pids_after))
     assert not jvm.list_pids()
 
 

@@ -30,19 +30,19 @@ def agent_of(recipe: ModuleType) -> HFAgent:
 async def test_animals_are_named_until_the_task_ends(recipe: ModuleType) -> None:
     agent = agent_of(recipe)
     tasks = ScienceWorld.draw_tasks("train", 3, tasks=recipe.LIFESPAN)
-    shown = await demonstrate(agent, tasks, max_turns=17, threshold=0)
+    demonstrations = await demonstrate(agent, tasks, max_turns=17, threshold=0)
     await agent.manager.close()
-    metrics = [chain.score.metrics for chain in shown.accepted]
-    assert len(metrics) == 3, shown.reasons
-    assert all(each["success"] or each["failed"] for each in metrics)
+    metrics = [chain.score.metrics for chain in demonstrations.accepted]
+    assert len(metrics) == 3, demonstrations.reasons
+    assert all(figures["success"] or figures["failed"] for figures in metrics)
 
 
 async def test_other_tasks_have_the_solution_of_the_simulator(recipe: ModuleType) -> None:
     agent = agent_of(recipe)
     tasks = ScienceWorld.draw_tasks("train", 1, tasks=["find-plant"])
-    shown = await demonstrate(agent, tasks, max_turns=25)
+    demonstrations = await demonstrate(agent, tasks, max_turns=25)
     await agent.manager.close()
-    assert len(shown.accepted) == 1, shown.reasons
+    assert len(demonstrations.accepted) == 1, demonstrations.reasons
 
 
 def test_no_held_out_variation_is_trained_on(recipe: ModuleType) -> None:

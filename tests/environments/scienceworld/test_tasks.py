@@ -32,7 +32,7 @@ def test_splits_are_official_and_disjoint() -> None:
     boil = {split: [row["variation_idx"] for row in official_tasks(split, ["boil"])] for split in
             ("train", "validation", "test")}  # fmt: skip
     assert boil == {"train": list(range(14)), "validation": list(range(14, 21)), "test": list(range(21, 30))}
-    drawn = {split: {each for seed in (0, 1) for each in ids(split, 30, seed, tasks=["melt", "grow-plant"])}
+    drawn = {split: {task_id for seed in (0, 1) for task_id in ids(split, 30, seed, tasks=["melt", "grow-plant"])}
              for split in boil}  # fmt: skip
     assert not any(one & other for one, other in itertools.combinations(drawn.values(), 2))
 
@@ -43,8 +43,8 @@ async def test_question_is_the_task_description_of_the_simulator() -> None:
     await env.start()
     for row in ScienceWorld.draw_tasks("validation", 12, seed=3):
         await env.reset(Task.of(row))
-        said = (await env.scienceworld_step("task"))["observation"]
-        assert said.removeprefix("Task description:").strip() == row["question"]
+        observation = (await env.scienceworld_step("task"))["observation"]
+        assert observation.removeprefix("Task description:").strip() == row["question"]
     await env.close()
 
 

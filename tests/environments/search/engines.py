@@ -23,28 +23,32 @@ class Engines:
         self.slow = 0.0
 
 
-def _wikipedia(asked: dict[str, Any]) -> dict[str, Any]:
-    titles = [f"{asked['gsrsearch']} {n}" for n in range(1, int(asked["gsrlimit"]) + 1)]
+def _wikipedia(parameters: dict[str, Any]) -> dict[str, Any]:
+    titles = [f"{parameters['gsrsearch']} {n}" for n in range(1, int(parameters["gsrlimit"]) + 1)]
     pages = [
         {"pageid": n, "ns": 0, "title": t, "index": n, "extract": f"{t} is a page."} for n, t in enumerate(titles, 1)
     ]
     return {"batchcomplete": True, "query": {"pages": pages[::-1]}}  # by page id, not by rank
 
 
-def _serper(asked: dict[str, Any]) -> dict[str, Any]:
+def _serper(parameters: dict[str, Any]) -> dict[str, Any]:
     organic = [
-        {"title": f"R{n}", "link": f"http://r/{n}", "snippet": f"About {asked['q']}."} for n in range(asked["num"])
+        {"title": f"R{n}", "link": f"http://r/{n}", "snippet": f"About {parameters['q']}."}
+        for n in range(parameters["num"])
     ]
-    return {"searchParameters": asked, "answerBox": {"title": "Box", "answer": "42"}, "organic": organic}
+    return {"searchParameters": parameters, "answerBox": {"title": "Box", "answer": "42"}, "organic": organic}
 
 
-def _brave(asked: dict[str, Any]) -> dict[str, Any]:
-    rows = [{"title": "B &amp; C", "url": "http://b", "description": f"About <strong>{asked['q']}</strong>."}]
+def _brave(parameters: dict[str, Any]) -> dict[str, Any]:
+    rows = [{"title": "B &amp; C", "url": "http://b", "description": f"About <strong>{parameters['q']}</strong>."}]
     return {"web": {"results": rows}}
 
 
-def _tavily(asked: dict[str, Any]) -> dict[str, Any]:
-    return {"query": asked["query"], "results": [{"title": "T", "url": "http://t", "content": "Text.", "score": 0.9}]}
+def _tavily(parameters: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "query": parameters["query"],
+        "results": [{"title": "T", "url": "http://t", "content": "Text.", "score": 0.9}],
+    }
 
 
 REPLIES = {"/wikipedia": _wikipedia, "/serper": _serper, "/brave": _brave, "/tavily": _tavily}
@@ -61,12 +65,14 @@ def engines() -> Iterator[Engines]:
         def do_POST(self) -> None:
             self._reply(json.loads(self.rfile.read(int(self.headers["content-length"]))))
 
-        def _reply(self, asked: dict[str, Any]) -> None:
+        def _reply(self, parameters: dict[str, Any]) -> None:
             path = urlsplit(self.path).path
-            there.asked.append({"path": path, "asked": asked, "headers": dict(self.headers), "at": time.monotonic()})
-            time.sleep(there.slow)
-            status, headers = there.failures.pop(0) if there.failures else (200, {})
-            body = there.body or json.dumps(REPLIES[path](asked) if status == 200 else {"error": "no"})
+            engines_server.asked.append(
+                {"path": path, "asked": parameters, "headers": dict(self.headers), "at": time.monotonic()}
+            )
+            time.sleep(engines_server.slow)
+            status, headers = engines_server.failures.pop(0) if engines_server.failures else (200, {})
+            body = engines_server.body or json.dumps(REPLIES[path](parameters) if status == 200 else {"error": "no"})
             data = body if isinstance(body, bytes) else body.encode()
             self.send_response(status)
             for name, value in {**headers, "content-length": str(len(data))}.items():
@@ -80,11 +86,11 @@ def engines() -> Iterator[Engines]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    there = Engines(f"http://127.0.0.1:{server.server_port}")
+    engines_server = Engines(f"http://127.0.0.1:{server.server_port}")
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        yield there
+        yield engines_server
     finally:
         server.shutdown()
         thread.join()

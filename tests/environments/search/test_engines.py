@@ -20,8 +20,8 @@ Open = Callable[..., Provider]
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Engines]:
-    with engines() as there:
-        yield there
+    with engines() as running:
+        yield running
 
 
 @pytest.fixture
@@ -40,15 +40,15 @@ def server(running: Engines, monkeypatch: pytest.MonkeyPatch) -> Engines:
 @pytest.fixture
 def open_provider(server: Engines, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     monkeypatch.setattr("agentfly.environments.search.engines.MAX_RETRY_DELAY", 0.05)
-    made: list[Provider] = []
+    providers: list[Provider] = []
 
     def provider(name: str, **settings: Any) -> Provider:
-        made.append(Provider(ENGINES[name], **{"per_second": 1000.0, **settings}))
-        return made[-1]
+        providers.append(Provider(ENGINES[name], **{"per_second": 1000.0, **settings}))
+        return providers[-1]
 
     yield provider
-    for each in made:
-        each.close()
+    for opened in providers:
+        opened.close()
 
 
 def search(provider: Provider, query: str, k: int = 3) -> list[tuple[str, str, str]]:
@@ -63,7 +63,7 @@ def test_request_and_response_format_of_each_engine(server: Engines, open_provid
     assert search(open_provider("serper"), "Ed", 2) == [("Box", "42", ""), ("R0", "About Ed.", "http://r/0")]
     assert search(open_provider("brave"), "Ed") == [("B & C", "About Ed.", "http://b")]
     assert search(open_provider("tavily"), "Ed") == [("T", "Text.", "http://t")]
-    headers = {each["path"]: each["headers"] for each in server.asked}
+    headers = {request["path"]: request["headers"] for request in server.asked}
     assert headers["/serper"]["X-API-KEY"] == headers["/brave"]["X-Subscription-Token"] == "secret"
     assert headers["/tavily"]["Authorization"] == "Bearer secret"
 
@@ -178,27 +178,27 @@ def test_full_cache_evicts_the_least_recently_used(server: Engines, open_provide
     provider = open_provider("wikipedia", cache=Cache(size=2))
     for query in ("a", "b", "a", "c", "a", "b"):
         search(provider, query)
-    assert [each["asked"]["gsrsearch"] for each in server.asked] == ["a", "b", "c", "b"]
+    assert [request["asked"]["gsrsearch"] for request in server.asked] == ["a", "b", "c", "b"]
 
 
 def test_rate_limit_is_shared_by_threads(server: Engines, open_provider: Open) -> None:
     provider = open_provider("wikipedia", per_second=20.0)
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(lambda n: search(provider, str(n)), range(6)))
-    times = sorted(each["at"] for each in server.asked)
+    times = sorted(request["at"] for request in server.asked)
     assert times[-1] - times[0] >= 0.2  # six evenly spaced ones take five times 0.05 s
     with pytest.raises(ConfigError, match="above 0"):
         open_provider("wikipedia", per_second=0)
 
 
 async def test_search_tools_show_results_of_engines(server: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
-    there: dict[str, Any] = {}
-    monkeypatch.setattr(search_engines, "_RETRIEVERS", there)
+    providers: dict[str, Any] = {}
+    monkeypatch.setattr(search_engines, "_RETRIEVERS", providers)
     assert (await wikipedia_search(query="Ed")).startswith("[1] Ed 1\nEd 1 is a page.\n\n[2] Ed 2\n")
     assert (await google_search(query="Ed")).startswith("[1] Box\n42\n\n[2] R0\nAbout Ed.")
     assert (await google_search(query=" ")).startswith("Error: the query is empty")
-    for each in there.values():
-        each.close()
+    for provider in providers.values():
+        provider.close()
 
 
 def test_unknown_source_is_rejected() -> None:

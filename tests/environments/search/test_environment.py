@@ -24,52 +24,52 @@ def make_agent(kind: type[Search] = Search) -> HFAgent:
 
 
 async def make_env(columns: dict[str, Any], kind: type[Search] = Search) -> Search:
-    made = kind()
-    await made.start()
-    await made.reset(Task.of({"question": "Q", **columns}))
-    return made
+    env = kind()
+    await env.start()
+    await env.reset(Task.of({"question": "Q", **columns}))
+    return env
 
 
-async def search(made: Search, query: str) -> str:
-    return str((await made.search(query=query))["observation"])
+async def search(env: Search, query: str) -> str:
+    return str((await env.search(query=query))["observation"])
 
 
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
 async def test_expert_answers_every_question(split: str) -> None:
     agent = make_agent()
-    shown = await demonstrate(agent, Search.draw_tasks(split, 100))
+    demonstrations = await demonstrate(agent, Search.draw_tasks(split, 100))
     await agent.close()
-    assert len(shown.accepted) == 100
-    for chain in shown.accepted:
+    assert len(demonstrations.accepted) == 100
+    for chain in demonstrations.accepted:
         searches = sum(len(turn.calls) for turn in chain.turns)
         assert 1 <= searches <= chain.task.columns["hops"]
 
 
 async def test_expert_uses_only_seen_articles() -> None:
     row = Search.draw_tasks("train", 1, hops=[2])[0]
-    made = await make_env(row)
-    first = made.expert()
+    env = await make_env(row)
+    first = env.expert()
     assert first == ToolCall("search", {"query": row["start"]})
-    assert made.expert() == first  # nothing was searched, so nothing is known
-    await search(made, "a town that is not there")
-    assert made.expert() == first
-    await search(made, row["start"])
-    assert made.expert() != first
+    assert env.expert() == first  # nothing was searched, so nothing is known
+    await search(env, "a town that is not there")
+    assert env.expert() == first
+    await search(env, row["start"])
+    assert env.expert() != first
 
 
 async def test_only_articles_with_the_answer_show_it() -> None:
     for row in Search.draw_tasks("test", 20, hops=[3]):
-        made = await make_env(row)
-        titles = (await made.search(query=row["question"]))["titles"]
-        text = await search(made, row["question"])
-        holders = {p.title for p in made._encyclopedia.passages if row["answer"] in p.text}  # type: ignore[union-attr]
+        env = await make_env(row)
+        titles = (await env.search(query=row["question"]))["titles"]
+        text = await search(env, row["question"])
+        holders = {p.title for p in env._encyclopedia.passages if row["answer"] in p.text}  # type: ignore[union-attr]
         assert (row["answer"] in text) == bool(holders & set(titles))
 
 
 async def test_instances_share_only_the_index() -> None:
     rows = Search.draw_tasks("train", 8, articles=60)
     worlds = await asyncio.gather(*(make_env(row) for row in rows for _ in range(4)))
-    assert len({id(each._retriever) for each in worlds}) == 1  # one encyclopedia, drawn and indexed once
+    assert len({id(env._retriever) for env in worlds}) == 1  # one encyclopedia, drawn and indexed once
     await search(worlds[0], rows[0]["start"])
     assert worlds[0].seen
     assert not worlds[1].seen
@@ -79,27 +79,27 @@ async def test_instances_share_only_the_index() -> None:
 
 async def test_passages_of_the_task_are_searched() -> None:
     texts = [{"title": "Ed Wood", "text": "A director."}, {"title": "Doctor Strange", "text": "A film of 2016."}]
-    made = await make_env({"passages": texts})
-    assert await search(made, "who was Ed Wood?") == "[1] Ed Wood\nA director."
-    assert await search(made, "Zanzibar") == "Nothing was found. Try other words."
+    env = await make_env({"passages": texts})
+    assert await search(env, "who was Ed Wood?") == "[1] Ed Wood\nA director."
+    assert await search(env, "Zanzibar") == "Nothing was found. Try other words."
     with pytest.raises(ConfigError, match="no column `path`"):
-        made.expert()
+        env.expert()
 
 
 async def test_unusual_queries_are_answered() -> None:
-    made = await make_env(Search.draw_tasks("train", 1)[0])
+    env = await make_env(Search.draw_tasks("train", 1)[0])
     for query in ("", "   ", "\0", "?!", "the of and", "x" * 1_000_000, "Ŋ漢字 \ud800", "name " * 200_000):
-        assert (await search(made, query)).startswith(("Error: the query is empty", "Nothing was found"))
-    title = next(iter(made._encyclopedia.facts))  # type: ignore[union-attr]
-    assert (await search(made, title.upper() + "?")).startswith(f"[1] {title}\n")
+        assert (await search(env, query)).startswith(("Error: the query is empty", "Nothing was found"))
+    title = next(iter(env._encyclopedia.facts))  # type: ignore[union-attr]
+    assert (await search(env, title.upper() + "?")).startswith(f"[1] {title}\n")
 
 
 async def test_long_passages_are_truncated() -> None:
     class Brief(Search):
         longest = 10
 
-    made = await make_env({"passages": [{"title": "T", "text": "abcdefgh ijklmnop"}]}, Brief)
-    assert await search(made, "T") == "[1] T\nabcdefgh i …"
+    env = await make_env({"passages": [{"title": "T", "text": "abcdefgh ijklmnop"}]}, Brief)
+    assert await search(env, "T") == "[1] T\nabcdefgh i …"
 
 
 @pytest.mark.parametrize(
@@ -128,10 +128,10 @@ async def test_class_source_is_searched_and_its_failure_is_an_environment_fault(
         source = Broken()
         top_k = 5
 
-    made = await make_env({}, Sourced)
-    assert await search(made, "x") == "[1] T\n5"
+    env = await make_env({}, Sourced)
+    assert await search(env, "x") == "[1] T\n5"
     with pytest.raises(EnvironmentFault, match="the server is gone"):
-        await search(made, "fail")
+        await search(env, "fail")
 
 
 async def test_policy_without_search_gets_no_reward() -> None:

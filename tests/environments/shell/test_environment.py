@@ -34,8 +34,8 @@ async def _needs_a_sandbox() -> None:
         pytest.skip(f"no sandbox works here: {TRIED[0]}")
 
 
-def row(gold: str | None, **more: Any) -> dict[str, Any]:
-    return {"question": "?", "gold": gold, "files": FILES, **more}
+def row(gold: str | None, **columns: Any) -> dict[str, Any]:
+    return {"question": "?", "gold": gold, "files": FILES, **columns}
 
 
 def agent_of(script: object = "-", kind: type[Shell] = Shell, reward: Any = shell_match) -> HFAgent:
@@ -45,26 +45,28 @@ def agent_of(script: object = "-", kind: type[Shell] = Shell, reward: Any = shel
 
 
 async def evaluate(
-    gold: str | None, *commands: str, answer: str = "Done.", kind: type[Shell] = Shell, **more: Any
+    gold: str | None, *commands: str, answer: str = "Done.", kind: type[Shell] = Shell, **columns: Any
 ) -> dict[str, Any]:
     """Scores after running these commands."""
-    made = kind()
-    await made.start()
+    env = kind()
+    await env.start()
     try:
-        await made.reset(Task.of(row(gold, **more)))
+        await env.reset(Task.of(row(gold, **columns)))
         for command in commands:
-            await made.run_shell(command)
-        return await made.evaluate(answer)
+            await env.run_shell(command)
+        return await env.evaluate(answer)
     finally:
-        await made.close()
+        await env.close()
 
 
 async def test_expert_solves_every_kind_of_task() -> None:
     rows = Shell.draw_tasks("train", 2 * len(KINDS))
-    shown = await demonstrate(agent_of(), rows)
-    assert (len(shown.accepted), shown.reasons) == (len(rows), {})
-    assert {each.task.columns["kind"] for each in shown.accepted} == set(KINDS)
-    observations = [message.text for each in shown.accepted for message in each.messages if message.role == "tool"]
+    demonstrations = await demonstrate(agent_of(), rows)
+    assert (len(demonstrations.accepted), demonstrations.reasons) == (len(rows), {})
+    assert {chain.task.columns["kind"] for chain in demonstrations.accepted} == set(KINDS)
+    observations = [
+        message.text for chain in demonstrations.accepted for message in chain.messages if message.role == "tool"
+    ]
     assert not [text for text in observations if "status" in text]  # what is asked for can be done
 
 
@@ -100,8 +102,8 @@ WAYS: list[tuple[str, str, bool]] = [
 
 
 async def test_equivalent_commands_match() -> None:
-    found = [(gold, command, (await evaluate(gold, command))["match"]) for gold, command, _ in WAYS]
-    assert found == WAYS
+    scores = [(gold, command, (await evaluate(gold, command))["match"]) for gold, command, _ in WAYS]
+    assert scores == WAYS
 
 
 async def test_final_answer_counts_as_output() -> None:
@@ -144,15 +146,15 @@ async def test_files_persist_within_a_chain_only() -> None:
 
 
 async def test_gold_command_is_not_visible_in_the_session() -> None:
-    made = Shell()
-    await made.start()
-    await made.reset(Task.of(row("cat docs/a.txt # secret-mark")))
-    await made.evaluate()
-    found = await made.run_shell(
+    env = Shell()
+    await env.start()
+    await env.reset(Task.of(row("cat docs/a.txt # secret-mark")))
+    await env.evaluate()
+    result = await env.run_shell(
         "grep -rl secret-mark . /tmp /proc/*/cmdline /proc/*/environ 2> /dev/null | grep -v self"
     )
-    await made.close()
-    assert "secret" not in found["observation"].replace("grep", "")
+    await env.close()
+    assert "secret" not in result["observation"].replace("grep", "")
 
 
 class Tight(Shell):
@@ -180,17 +182,17 @@ async def test_failed_commands_are_reported_and_the_chain_continues() -> None:
 
 
 async def test_invalid_rows_are_rejected() -> None:
-    for wrong, observations in (
+    for command, observations in (
         ({"files": ["a"]}, "must map paths"),
         ({"files": None}, r"Shell\.draw_tasks"),
         ({"files": {"../x": "a"}}, "cannot be written"),
         ({"setup": 7}, "needs the column"),
     ):
-        made = Shell()
-        await made.start()
+        env = Shell()
+        await env.start()
         with pytest.raises(DataError, match=observations):
-            await made.reset(Task.of(row("true", **wrong)))
-        await made.close()
+            await env.reset(Task.of(row("true", **command)))
+        await env.close()
     with pytest.raises(DataError, match="column 'gold'"):
         await evaluate(None)
     with pytest.raises(DataError, match="'gold' fails"):

@@ -65,21 +65,21 @@ def test_missing_files_are_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 async def test_official_task_runs_on_its_file_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("AGENTFLY_DATA", str(tmp_path))
     (tmp_path / "bash").mkdir()
-    asked = [{"query": "count the lines of '/testbed/dir1/a.txt'", "gold": "wc -l < /testbed/dir1/a.txt"}]
-    (tmp_path / "bash" / "nl2bash_fs_1.json").write_text(json.dumps(asked))
+    questions = [{"query": "count the lines of '/testbed/dir1/a.txt'", "gold": "wc -l < /testbed/dir1/a.txt"}]
+    (tmp_path / "bash" / "nl2bash_fs_1.json").write_text(json.dumps(questions))
     script = "#!/bin/bash\nrm -rf /testbed/\nmkdir -p /testbed/dir1\nprintf 'x\\ny\\n' > /testbed/dir1/a.txt\n"
     (tmp_path / "bash" / "setup_nl2b_fs_1.sh").write_text(script)
     (row,) = nl2bash_tasks("test", systems=(1,))
     assert row["question"] == "count the lines of 'testbed/dir1/a.txt'"
-    made = Shell()
+    env = Shell()
     try:
-        await made.start()
+        await env.start()
     except SandboxUnavailable as error:
         pytest.skip(f"no sandbox works here: {error}")
-    await made.reset(Task.of(row))
-    await made.run_shell("cat testbed/dir1/a.txt | wc -l")
-    assert (await made.evaluate())["match"]
-    await made.close()
+    await env.reset(Task.of(row))
+    await env.run_shell("cat testbed/dir1/a.txt | wc -l")
+    assert (await env.evaluate())["match"]
+    await env.close()
 
 
 def test_official_questions_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -31,24 +31,24 @@ INSERT INTO toys VALUES (1, 'ball', 2.5, 1), (2, 'kite', 4.0, 1), (3, 'top', 1.1
 """
 
 
-def row(gold: str, **more: Any) -> dict[str, Any]:
-    return {"question": "?", "gold": gold, "database": {"script": SHOP}, **more}
+def row(gold: str, **columns: Any) -> dict[str, Any]:
+    return {"question": "?", "gold": gold, "database": {"script": SHOP}, **columns}
 
 
-async def make_env(asked: dict[str, Any], kind: type[SQL] = SQL) -> SQL:
-    made = kind()
-    await made.start()
-    await made.reset(Task.of(asked))
-    return made
+async def make_env(columns: dict[str, Any], kind: type[SQL] = SQL) -> SQL:
+    env = kind()
+    await env.start()
+    await env.reset(Task.of(columns))
+    return env
 
 
 async def evaluate(gold: str, query: str) -> dict[str, Any]:
     """Scores of a submitted query."""
-    made = await make_env(row(gold))
-    await made.submit_query(query)
-    found = await made.evaluate()
-    await made.close()
-    return found
+    env = await make_env(row(gold))
+    await env.submit_query(query)
+    scores = await env.evaluate()
+    await env.close()
+    return scores
 
 
 def agent_of(script: object = "-", kind: type[SQL] = SQL, reward: Any = sql_match) -> HFAgent:
@@ -58,9 +58,9 @@ def agent_of(script: object = "-", kind: type[SQL] = SQL, reward: Any = sql_matc
 
 
 async def test_expert_solves_64_databases_at_once() -> None:
-    shown = await demonstrate(agent_of(), SQL.draw_tasks("train", 64))
-    assert len(shown.accepted) == 64
-    assert [each.reward for each in shown.accepted] == [1.0] * 64
+    demonstrations = await demonstrate(agent_of(), SQL.draw_tasks("train", 64))
+    assert len(demonstrations.accepted) == 64
+    assert [chain.reward for chain in demonstrations.accepted] == [1.0] * 64
 
 
 async def test_query_is_run_and_submitted() -> None:
@@ -160,15 +160,15 @@ ORDERS = "CREATE TABLE orders (id INTEGER PRIMARY KEY, toy INTEGER NOT NULL REFE
 
 @pytest.mark.parametrize("gold", ZERO)
 async def test_constant_zero_does_not_match_a_count_of_zero(gold: str) -> None:
-    asked = row(gold, database={"script": SHOP + ORDERS})
+    task_row = row(gold, database={"script": SHOP + ORDERS})
     table = "orders" if "orders" in gold else "toys"
     for query, match in ((f"SELECT COUNT(*) * 0 FROM {table}", False), (f"SELECT * FROM ({gold})", True)):
-        made = await make_env(asked)
-        assert made._database is not None
-        assert made._database.run(query, 2).rows == made._database.run(gold, 2).rows == [(0,)]
-        await made.submit_query(query)
-        assert (await made.evaluate())["match"] is match
-        await made.close()
+        env = await make_env(task_row)
+        assert env._database is not None
+        assert env._database.run(query, 2).rows == env._database.run(gold, 2).rows == [(0,)]
+        await env.submit_query(query)
+        assert (await env.evaluate())["match"] is match
+        await env.close()
 
 
 SAME = [
@@ -209,34 +209,34 @@ def test_twins_have_no_dangling_references() -> None:
 
 
 async def test_constant_answer_gets_no_reward() -> None:
-    for asked in SQL.draw_tasks("train", 40):
-        made = await make_env(asked)
-        assert made._database is not None
-        answer = made._database.run(asked["gold"], 100)
-        values = ", ".join(f"({', '.join(repr(value) for value in each)})" for each in answer.rows)
-        await made.submit_query(f"VALUES {values}")
-        found = await made.evaluate()
-        assert (found["match"], found["ran"]) == (False, True)
-        await made.close()
+    for task_row in SQL.draw_tasks("train", 40):
+        env = await make_env(task_row)
+        assert env._database is not None
+        answer = env._database.run(task_row["gold"], 100)
+        values = ", ".join(f"({', '.join(repr(value) for value in values_row)})" for values_row in answer.rows)
+        await env.submit_query(f"VALUES {values}")
+        scores = await env.evaluate()
+        assert (scores["match"], scores["ran"]) == (False, True)
+        await env.close()
 
 
 async def test_query_of_another_database_rarely_matches() -> None:
     rows = SQL.draw_tasks("train", 60, levels=(1,))
-    other = {each["question"]: each["gold"] for each in SQL.draw_tasks("train", 1200, seed=7, levels=(1,))}
-    again = [(each, other[each["question"]]) for each in rows if each["question"] in other]
+    other = {task_row["question"]: task_row["gold"] for task_row in SQL.draw_tasks("train", 1200, seed=7, levels=(1,))}
+    again = [(task_row, other[task_row["question"]]) for task_row in rows if task_row["question"] in other]
     earned = []
-    for asked, remembered in again:  # the right query for the same question, of another database
-        made = await make_env(asked)
-        await made.submit_query(remembered)
-        earned.append((await made.evaluate())["match"])
-        await made.close()
+    for task_row, remembered in again:  # the right query for the same question, of another database
+        env = await make_env(task_row)
+        await env.submit_query(remembered)
+        earned.append((await env.evaluate())["match"])
+        await env.close()
     assert len(earned) > 10
     assert sum(earned) / len(earned) < 0.4
 
 
 async def test_writes_are_private_to_a_chain() -> None:
-    asked = row("SELECT COUNT(*) FROM toys")
-    first, second = await make_env(asked), await make_env(asked)
+    task_row = row("SELECT COUNT(*) FROM toys")
+    first, second = await make_env(task_row), await make_env(task_row)
     assert await first.sql_query("DELETE FROM toys WHERE id > 1") == "Done: 3 rows changed."
     await first.sql_query("BEGIN")
     await first.sql_query("CREATE TABLE notes (text)")
@@ -244,7 +244,7 @@ async def test_writes_are_private_to_a_chain() -> None:
     assert await second.sql_query("SELECT COUNT(*) FROM toys") == "COUNT(*)\n4"
     await first.submit_query("SELECT COUNT(id) FROM toys")  # not of its own copy, where nothing is left to count
     assert (await first.evaluate())["match"]
-    await first.reset(Task.of(asked))
+    await first.reset(Task.of(task_row))
     assert (first.submitted, first.schema_shown) == (None, False)
     assert await first.sql_query("SELECT COUNT(*) FROM toys") == "COUNT(*)\n4"
     assert "notes" not in await first.sql_schema()
@@ -265,10 +265,10 @@ async def test_writes_are_private_to_a_chain() -> None:
     ],
 )
 async def test_statements_that_leave_the_database_are_denied(way_out: str) -> None:
-    made = await make_env(row("SELECT 1"))
-    assert (await made.sql_query(way_out)).startswith("Error: ")
-    assert "authoriz" in await made.sql_query(way_out)
-    assert await made.sql_query("SELECT COUNT(*) FROM toys") == "COUNT(*)\n4"
+    env = await make_env(row("SELECT 1"))
+    assert (await env.sql_query(way_out)).startswith("Error: ")
+    assert "authoriz" in await env.sql_query(way_out)
+    assert await env.sql_query("SELECT COUNT(*) FROM toys") == "COUNT(*)\n4"
 
 
 class Hasty(SQL):
@@ -296,26 +296,26 @@ DOUBLING = ", ".join(f"c{n} AS (SELECT (SELECT a FROM c{n - 1}) + (SELECT a FROM
     ],
 )  # fmt: skip
 async def test_runaway_query_is_stopped(runaway: str, observations: str) -> None:
-    made = await make_env(row("SELECT 1"), Hasty)
-    answer = await asyncio.wait_for(made.sql_query(runaway), 60)
+    env = await make_env(row("SELECT 1"), Hasty)
+    answer = await asyncio.wait_for(env.sql_query(runaway), 60)
     assert re.search(observations, answer), answer
-    assert await made.sql_query("SELECT COUNT(*) FROM toys") == "COUNT(*)\n4"
-    await made.submit_query(runaway)
-    assert not (await asyncio.wait_for(made.evaluate(), 60))["match"]
+    assert await env.sql_query("SELECT COUNT(*) FROM toys") == "COUNT(*)\n4"
+    await env.submit_query(runaway)
+    assert not (await asyncio.wait_for(env.evaluate(), 60))["match"]
 
 
 async def test_running_statement_is_interrupted_by_close() -> None:
-    made = await make_env(row("SELECT 1"), type("Patient", (SQL,), {"seconds": 600.0}))
+    env = await make_env(row("SELECT 1"), type("Patient", (SQL,), {"seconds": 600.0}))
     endless = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT COUNT(*) FROM c"
-    running = asyncio.create_task(made.sql_query(endless))
+    running = asyncio.create_task(env.sql_query(endless))
     await asyncio.sleep(0.1)
-    await asyncio.wait_for(made.close(), 60)
+    await asyncio.wait_for(env.close(), 60)
     assert (await running).startswith("Error: ")
 
 
 async def test_malformed_calls_are_answered_and_long_results_truncated() -> None:
     strange = ['{"query": 7}', '{"query": ["SELECT 1"]}', "{}", json.dumps({"query": "x" * 1_000_000})]
-    script = [f'<tool_call>{{"name": "sql_query", "arguments": {each}}}</tool_call>' for each in strange]
+    script = [f'<tool_call>{{"name": "sql_query", "arguments": {arguments}}}</tool_call>' for arguments in strange]
     long = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT x, hex(zeroblob(500)) FROM c"
     script += [call("sql_query", query=long), call("sql_query", query="-- nothing"), "Enough."]
     (chain,) = await agent_of(script).run(row("SELECT 1"), max_turns=9)
@@ -331,7 +331,7 @@ async def test_malformed_calls_are_answered_and_long_results_truncated() -> None
 async def test_invalid_database_is_reported(tmp_path: Path) -> None:
     junk = tmp_path / "junk.sqlite"
     junk.write_bytes(b"This is no database, but a line of text. " * 50)
-    wrong: list[tuple[object, str]] = [
+    bad_databases: list[tuple[object, str]] = [
         ({"script": "CREATE TABEL x"}, "script of a database fails"),
         ({"file": str(tmp_path / "nowhere.sqlite")}, "cannot be read"),
         ({"file": str(junk)}, "no SQLite database"),
@@ -339,14 +339,14 @@ async def test_invalid_database_is_reported(tmp_path: Path) -> None:
         ({"spider": "../../etc/passwd"}, "not the name of a Spider database"),
         ("toys", "may have drawn"),
     ]
-    for column, observations in wrong:
+    for column, observations in bad_databases:
         with pytest.raises(DataError, match=observations):
             await SQL().reset(Task.of({"question": "?", "database": column}))
     with pytest.raises(DataError, match=r"SQL\.draw_tasks"):
         await SQL().reset(Task.of("How many?"))
-    made = await make_env(row("SELECT x FROM nowhere"))
+    env = await make_env(row("SELECT x FROM nowhere"))
     with pytest.raises(DataError, match="'gold' fails: no such table"):
-        await made.evaluate("SELECT 1")
+        await env.evaluate("SELECT 1")
 
 
 async def test_file_is_never_written(tmp_path: Path) -> None:
@@ -355,11 +355,11 @@ async def test_file_is_never_written(tmp_path: Path) -> None:
     connection.execute("PRAGMA journal_mode = WAL")
     connection.executescript(SHOP)
     connection.close()
-    before = path.read_bytes()
-    made = await make_env({"question": "?", "gold": "SELECT COUNT(*) FROM toys", "database": {"file": str(path)}})
-    assert await made.sql_query("DELETE FROM toys") == "Done: 4 rows changed."
-    assert (await made.evaluate("SELECT COUNT(id) FROM toys"))["match"]
-    assert path.read_bytes() == before
+    content_before = path.read_bytes()
+    env = await make_env({"question": "?", "gold": "SELECT COUNT(*) FROM toys", "database": {"file": str(path)}})
+    assert await env.sql_query("DELETE FROM toys") == "Done: 4 rows changed."
+    assert (await env.evaluate("SELECT COUNT(id) FROM toys"))["match"]
+    assert path.read_bytes() == content_before
     assert read_file(str(path))[:15] == b"SQLite format 3"
 
 
@@ -368,6 +368,6 @@ async def test_worker_process_gives_the_same_result() -> None:
         pool = Pool(runtime="process", max_instances=2)
 
     agent = agent_of(kind=Apart)
-    shown = await demonstrate(agent, SQL.draw_tasks("train", 4))
-    assert len(shown.accepted) == 4
+    demonstrations = await demonstrate(agent, SQL.draw_tasks("train", 4))
+    assert len(demonstrations.accepted) == 4
     await agent.manager.close()

@@ -17,16 +17,16 @@ from agentfly.types import Task
 
 
 def test_splits_are_fixed_and_share_no_question() -> None:
-    asked = {
+    question_row = {
         (split, seed): [row["question"] for row in SQL.draw_tasks(split, 60, seed=seed)]
         for split in ("train", "validation", "test")
         for seed in (0, 1)
     }
-    seen = {split: {*asked[split, 0], *asked[split, 1]} for split, _ in asked}
+    seen = {split: {*question_row[split, 0], *question_row[split, 1]} for split, _ in question_row}
     assert not seen["train"] & seen["validation"]
     assert not seen["train"] & seen["test"]
     assert not seen["validation"] & seen["test"]
-    assert asked["train", 0] != asked["train", 1]
+    assert question_row["train", 0] != question_row["train", 1]
     assert SQL.draw_tasks("test", 20) == SQL.draw_tasks("test", 40)[:20]
 
 
@@ -44,10 +44,10 @@ async def test_row_names_its_database_and_survives_a_file(tmp_path: Path) -> Non
     assert max(map(len, path.read_text().splitlines())) < 1000
     observations = []
     for task in (*read_tasks(path), *map(Task.of, rows)):
-        made = SQL()
-        await made.reset(task)
-        observations.append(await made.sql_schema() + str(await made.evaluate(task.columns["gold"])))
-        await made.close()
+        env = SQL()
+        await env.reset(task)
+        observations.append(await env.sql_schema() + str(await env.evaluate(task.columns["gold"])))
+        await env.close()
     assert observations[:6] == observations[6:]
 
 
@@ -85,12 +85,12 @@ def test_published_files_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert len(train) + len(validation) == 40
     assert 0 < len(validation) < 10
     assert (train[0]["question"], train[0]["gold"]) == ("How many in db_0?", "SELECT 1")
-    for wrong, error in (
+    for bad_row, error in (
         ([{"db_id": "x"}], "row 0"),
         ("[", "cannot be read"),
         ([7], "not an object with columns"),
     ):
-        write(file, wrong)
+        write(file, bad_row)
         with pytest.raises(DataError, match=error):
             spider_tasks("train")
     write(file, [{"db_id": "gone", "question": "?", "query": "SELECT 1"}])
@@ -103,14 +103,14 @@ async def test_gold_queries_of_spider_match() -> None:
     if not data or not (Path(data) / "spider" / "questions.json").is_file():
         pytest.skip("AGENTFLY_DATA has no spider/questions.json")
     rows, empty = spider_tasks("test"), 0
-    made = SQL()
+    env = SQL()
     for row in rows:
-        await made.reset(Task.of(row))
-        found = await made.evaluate(row["gold"])
-        assert found["match"], row
-        assert found["iou"] == 1.0
-        empty += found["empty"]
-        assert not (await made.evaluate("SELECT 1 WHERE 0"))["match"]
-    await made.close()
+        await env.reset(Task.of(row))
+        scores = await env.evaluate(row["gold"])
+        assert scores["match"], row
+        assert scores["iou"] == 1.0
+        empty += scores["empty"]
+        assert not (await env.evaluate("SELECT 1 WHERE 0"))["match"]
+    await env.close()
     assert len(rows) >= 661
     assert empty < len(rows) / 8

@@ -42,8 +42,8 @@ async def test_buying_ends_the_chain_with_a_score():
         call("search", keywords=goal["name"]), call("click", label=goal["asin"]), call("click", label="Buy Now")
     )
     assert result[0].stop is StopReason.TOOL_END
-    asked = len(goal["attributes"]) + len(goal["options"]) + 1
-    assert result.rewards == [pytest.approx((len(goal["attributes"]) + 1) / asked)]
+    conditions = len(goal["attributes"]) + len(goal["options"]) + 1
+    assert result.rewards == [pytest.approx((len(goal["attributes"]) + 1) / conditions)]
     assert answers(result)[-1].startswith("Thank you for shopping with us!")
 
 
@@ -53,7 +53,7 @@ async def test_without_a_purchase_there_is_no_reward():
 
 
 async def test_model_mistakes_are_answered_with_the_alternatives():
-    said = answers(
+    observations = answers(
         await play(
             call("click", label="Buy Now"),
             call("search", keywords=""),
@@ -63,11 +63,15 @@ async def test_model_mistakes_are_answered_with_the_alternatives():
             call("search", words="shoes"),
         )
     )
-    assert said[0].startswith("There is no 'Buy Now' to click here. There is: nothing; search instead.\n\nWebShop")
-    assert said[1].startswith("Give some words to search for.")
-    assert said[3].startswith("There is no '7' to click here. There is: Back to Search, Next >, G"), "a size may be 7"
-    assert "label" in said[4]
-    assert "keywords" in said[5]
+    assert observations[0].startswith(
+        "There is no 'Buy Now' to click here. There is: nothing; search instead.\n\nWebShop"
+    )
+    assert observations[1].startswith("Give some words to search for.")
+    assert observations[3].startswith("There is no '7' to click here. There is: Back to Search, Next >, G"), (
+        "a size may be 7"
+    )
+    assert "label" in observations[4]
+    assert "keywords" in observations[5]
 
 
 async def test_huge_input_is_answered_briefly():
@@ -101,8 +105,8 @@ async def test_reset_clears_the_previous_session():
 
 
 async def test_the_expert_solves_many_at_once_in_one_shop():
-    shown = await demonstrate(agent(), ROWS, max_turns=20)
-    assert (len(shown.accepted), shown.reasons) == (len(ROWS), {})
+    demonstrations = await demonstrate(agent(), ROWS, max_turns=20)
+    assert (len(demonstrations.accepted), demonstrations.reasons) == (len(ROWS), {})
 
 
 async def test_runs_in_another_process():
@@ -110,9 +114,9 @@ async def test_runs_in_another_process():
         pool = Pool(runtime="process", max_instances=1)
 
     far = agent(kind=Elsewhere)
-    shown = await demonstrate(far, ROWS[:2], max_turns=20)
+    demonstrations = await demonstrate(far, ROWS[:2], max_turns=20)
     await far.close()
-    assert (len(shown.accepted), shown.reasons) == (2, {})
+    assert (len(demonstrations.accepted), demonstrations.reasons) == (2, {})
 
 
 async def test_expert_continues_from_any_page():
@@ -149,7 +153,7 @@ async def test_views():
     class Brief(WebShop):
         view, window = "brief", 3
 
-    found, item, chosen, bought = answers(
+    results, item, chosen, bought = answers(
         await play(
             call("search", keywords=ROWS[0]["goal"]["name"]),
             call("click", label=ROWS[0]["goal"]["asin"]),
@@ -158,8 +162,8 @@ async def test_views():
             kind=Brief,
         )
     )
-    assert found.startswith("Back to Search [SEP] Page 1")
-    assert found.count("[SEP] $") == 3
+    assert results.startswith("Back to Search [SEP] Page 1")
+    assert results.count("[SEP] $") == 3
     assert item.startswith("Back to Search [SEP] < Prev")
     assert chosen == f"You have clicked {ROWS[0]['goal']['options'][0]}."
     assert bought.startswith("Thank you")

@@ -29,14 +29,14 @@ def test_product_numbers_are_unique():
 def test_splits_share_neither_products_nor_wishes():
     rows = {split: WebShop.draw_tasks(split, 300, products=300) for split in SPLIT_TENTHS}
     for what in (lambda row: row["question"], lambda row: row["goal"]["asin"]):
-        sets = [{what(row) for row in each} for each in rows.values()]
+        sets = [{what(row) for row in split_rows} for split_rows in rows.values()]
         assert sum(map(len, sets)) == len(set.union(*sets))
-    assert all(len({row["question"] for row in each}) == 300 for each in rows.values())
+    assert all(len({row["question"] for row in split_rows}) == 300 for split_rows in rows.values())
 
 
 def test_draws_have_stable_prefixes():
-    few, more = (WebShop.draw_tasks("train", count, products=100, seed=3) for count in (5, 20))
-    assert more[:5] == few
+    few, many = (WebShop.draw_tasks("train", count, products=100, seed=3) for count in (5, 20))
+    assert many[:5] == few
     assert json.loads(json.dumps(few)) == few
 
 
@@ -60,7 +60,7 @@ def test_exploring_expert_mostly_buys_the_right_product():
             actions.append(action)
         words, product = actions[0][1], actions[1][1]
         assert words in row["question"]
-        assert product in [each.asin for each in shop.search(words.lower())[:3]]
+        assert product in [hit.asin for hit in shop.search(words.lower())[:3]]
         rewards.append(session.score.reward)
     assert 0.8 < sum(rewards) / len(rewards) < 1.0
 
@@ -79,8 +79,8 @@ def test_exploring_expert_continues_from_any_page():
 
 def test_every_attribute_is_on_the_pages():
     for product in generate_catalog(200, seed=4):
-        said = " ".join([product.title, *product.features]).lower()
-        assert all(attribute in said for attribute in product.attributes)
+        page_text = " ".join([product.title, *product.features]).lower()
+        assert all(attribute in page_text for attribute in product.attributes)
 
 
 def test_impossible_draws_are_rejected():

@@ -54,11 +54,15 @@ def rows(official: None) -> dict[str, list[dict]]:
 def test_the_goals_are_those_of_webshop(rows):
     assert [row["goal"]["asin"] for row in rows["test"][:5]] == FIRST
     assert rows["train"][-1]["id"] == "official/goal/6909"
-    assert {name: len(each) for name, each in rows.items()} == {"test": 500, "validation": 999, "train": 5402}
+    assert {name: len(split_rows) for name, split_rows in rows.items()} == {
+        "test": 500,
+        "validation": 999,
+        "train": 5402,
+    }
 
 
 def test_no_goal_is_in_two_splits(rows):
-    wishes = [(row["question"], row["goal"]["asin"]) for each in rows.values() for row in each]
+    wishes = [(row["question"], row["goal"]["asin"]) for split_rows in rows.values() for row in split_rows]
     assert len(set(wishes)) == len(wishes)
     assert json.loads(json.dumps(rows["test"][0])) == rows["test"][0]
 
@@ -71,11 +75,11 @@ def test_search_ranks_as_lucene_does(official):
 
 def test_scores_are_those_of_webshop(rows):
     shop = open_shop("official")
-    goals = {row["id"]: ShopGoal.from_json(row["goal"]) for each in rows.values() for row in each}
-    ours = [
+    goals = {row["id"]: ShopGoal.from_json(row["goal"]) for split_rows in rows.values() for row in split_rows}
+    scores = [
         score_purchase(shop.products[asin], goals[f"official/goal/{number}"], {}).reward for number, asin, _ in SCORES
     ]
-    assert ours == pytest.approx([theirs for *_, theirs in SCORES])
+    assert scores == pytest.approx([official_score for *_, official_score in SCORES])
 
 
 def test_expert_buys_the_requested_product(rows):
@@ -119,16 +123,18 @@ PRODUCT = {
 }  # fmt: skip
 
 
-def _write_files(folder: Path, products: object, known: object) -> None:
+def _write_files(folder: Path, products: object, descriptions: object) -> None:
     (folder / "webshop").mkdir()
     (folder / "webshop" / "items_shuffle.json").write_text(json.dumps(products))
-    (folder / "webshop" / "items_ins_v2.json").write_text(json.dumps(known))
+    (folder / "webshop" / "items_ins_v2.json").write_text(json.dumps(descriptions))
 
 
 def test_files_of_any_size_are_read(monkeypatch, tmp_path):
     instruction = {"instruction": "Find me lamps", "instruction_attributes": ["bright"]}
-    known = {"B000000001": {"attributes": ["bright"], **instruction}}
-    _write_files(tmp_path, [PRODUCT, PRODUCT, {**PRODUCT, "asin": "nan"}, {**PRODUCT, "asin": "B000000002"}], known)
+    descriptions = {"B000000001": {"attributes": ["bright"], **instruction}}
+    _write_files(
+        tmp_path, [PRODUCT, PRODUCT, {**PRODUCT, "asin": "nan"}, {**PRODUCT, "asin": "B000000002"}], descriptions
+    )
     monkeypatch.setenv("AGENTFLY_DATA", str(tmp_path))
     (row,) = official_tasks("test", shop="official/all")
     assert row["question"].startswith("Find me lamps with color: red | blue, and price lower than ")
@@ -144,7 +150,7 @@ def test_files_of_any_size_are_read(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("products", "known", "message"),
+    ("products", "descriptions", "message"),
     [
         ([{**PRODUCT, "name": None}], {}, "name must be text"),
         ([{"asin": "B000000001"}], {}, "product B000000001 cannot be read"),
@@ -153,8 +159,8 @@ def test_files_of_any_size_are_read(monkeypatch, tmp_path):
         ({}, {}, "are not WebShop.s; get them from"),
     ],
 )
-def test_malformed_row_is_reported(monkeypatch, tmp_path, products, known, message):
-    _write_files(tmp_path, products, known)
+def test_malformed_row_is_reported(monkeypatch, tmp_path, products, descriptions, message):
+    _write_files(tmp_path, products, descriptions)
     monkeypatch.setenv("AGENTFLY_DATA", str(tmp_path))
     with pytest.raises(DataError, match=message):
         official_tasks("test", shop="official/all")

@@ -23,9 +23,9 @@ def test_conditions_have_equal_weight(goal):
 
 
 def test_sizes_must_be_equal_and_other_options_nearly_so(goal):
-    wanted = replace(goal, options=("large", "two pack"))
-    assert score_purchase(LAMP, wanted, {"size": "large x"}).options == 0
-    assert score_purchase(LAMP, wanted, {"count": "pack two"}).options == 1 / 2
+    goal_with_two_options = replace(goal, options=("large", "two pack"))
+    assert score_purchase(LAMP, goal_with_two_options, {"size": "large x"}).options == 0
+    assert score_purchase(LAMP, goal_with_two_options, {"count": "pack two"}).options == 1 / 2
 
 
 def test_color_is_normalized_to_its_first_color_word(goal):
@@ -62,9 +62,9 @@ def test_nouns_are_split_at_hyphens_and_exclude_numbers():
 
 def test_price_limit_is_above_the_price_and_deterministic():
     for price in (5.0, 10.0, 333.3, 960.0):
-        made = make_goal(replace(LAMP, prices=(price,)), "w", ["a"], options=[])
-        assert price < made.price_upper <= price + 40
-        assert f", and price lower than {made.price_upper:.2f} dollars" in made.instruction
+        goal = make_goal(replace(LAMP, prices=(price,)), "w", ["a"], options=[])
+        assert price < goal.price_upper <= price + 40
+        assert f", and price lower than {goal.price_upper:.2f} dollars" in goal.instruction
     dear = make_goal(replace(LAMP, prices=(985.0,)), "w", ["a"], options=[])
     assert (dear.instruction, dear.price_upper) == ("w", 1_000_000)
     assert 10 <= SHIRT.price == replace(SHIRT).price <= 20
@@ -73,14 +73,14 @@ def test_price_limit_is_above_the_price_and_deterministic():
 def test_goal_json_round_trip_and_validation(goal):
     assert ShopGoal.from_json(goal.to_json()) == goal
     row = goal.to_json()
-    for wrong in (None, {}, "x", {**row, "more": 1}, {**row, "attributes": []}, {**row, "options": "black"}):
+    for bad_goal in (None, {}, "x", {**row, "more": 1}, {**row, "attributes": []}, {**row, "options": "black"}):
         with pytest.raises(DataError, match="a goal"):
-            ShopGoal.from_json(wrong)
+            ShopGoal.from_json(bad_goal)
     with pytest.raises(DataError, match="price_upper: Input should be a valid number"):
         ShopGoal.from_json({**row, "price_upper": "cheap"})
 
 
 def test_instruction_names_options_in_alphabetical_order():
-    made = make_option_goal(LAMP, "Find me lamps", ["x"], chosen={"color": "black", "size": "small"})
-    assert made.instruction.startswith("Find me lamps with color: black, and size: small, and price lower than")
-    assert made.options == ("black", "small")
+    goal = make_option_goal(LAMP, "Find me lamps", ["x"], chosen={"color": "black", "size": "small"})
+    assert goal.instruction.startswith("Find me lamps with color: black, and size: small, and price lower than")
+    assert goal.options == ("black", "small")

@@ -46,5 +46,5 @@ def test_a_huge_query_is_read_to_a_limit():
 def test_threads_do_not_disturb_each_other():
     index = SearchIndex([f"word{n} running jumping" for n in range(50)])
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda n: index.search(f"word{n % 50}", 1), range(2000)))
-    assert found == [[n % 50] for n in range(2000)]
+        results = list(pool.map(lambda n: index.search(f"word{n % 50}", 1), range(2000)))
+    assert results == [[n % 50] for n in range(2000)]

@@ -49,19 +49,19 @@ def test_a_price_range_is_shown_as_one(session):
 
 
 @pytest.mark.parametrize(
-    ("button", "said"),
+    ("button", "content"),
     [
         ("Description", ["A lamp for people who read at night."]),
         ("features", ["Dimmable light.", "Easy to clean."]),
         ("REVIEWS", ["No Reviews"]),
     ],
 )
-def test_sub_pages_and_back(session, button, said):
+def test_sub_pages_and_back(session, button, content):
     session.act("search[lamp]")
     session.act("click[LAMP000001]")
     session.act("click[black]")
     assert session.act(f"click[{button}]")
-    assert page_parts(session)[2:] == ["Back to Search", "< Prev", *said]
+    assert page_parts(session)[2:] == ["Back to Search", "< Prev", *content]
     assert session.act("click[< prev]")
     assert session.options == {"color": "black"}, "what was chosen stays"
     assert session.act("click[< Prev]")
@@ -88,9 +88,9 @@ def test_back_to_search_resets_the_page(session):
 )
 def test_impossible_action_changes_nothing(session, action):
     session.act("search[velt]")
-    before = pages.render_rich(session.page)
+    page_before = pages.render_rich(session.page)
     assert not session.act(action)
-    assert pages.render_rich(session.page) == before
+    assert pages.render_rich(session.page) == page_before
 
 
 def test_searching_is_possible_everywhere_but_after_buying(session):

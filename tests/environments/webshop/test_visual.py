@@ -34,11 +34,11 @@ async def test_elements_are_clicked_by_position() -> None:
         product = shop.session.listing[0].asin
         link = f"document.querySelector('[href=\"#{product}\"]').getBoundingClientRect()"
         box = await shop.browser.evaluate(f"(({{x, y, height}}) => [x + 5, y + height / 2])({link})")
-        shown = await shop.click_at(*(round(each * 1000 / 768) for each in box))
-        assert shown["valid"]
+        screenshot = await shop.click_at(*(round(coordinate * 1000 / 768) for coordinate in box))
+        assert screenshot["valid"]
         assert shop.session.product is not None
         assert shop.session.product.asin == product
-        assert shown["image"] != result["image"]
+        assert screenshot["image"] != result["image"]
         assert "nothing to click" in (await shop.click_at(1000, 1000))["observation"]
     finally:
         await shop.close()
@@ -53,6 +53,8 @@ async def test_expert_buys_in_several_browsers() -> None:
         backend="scripted",
         backend_config={"script": "-"},
     )
-    shown = await demonstrate(agent, VisualWebShop.draw_tasks("test", 4, products=200), threshold=1, max_turns=10)
+    demonstrations = await demonstrate(
+        agent, VisualWebShop.draw_tasks("test", 4, products=200), threshold=1, max_turns=10
+    )
     await agent.close()
-    assert len(shown.accepted) == 4, shown.reasons
+    assert len(demonstrations.accepted) == 4, demonstrations.reasons

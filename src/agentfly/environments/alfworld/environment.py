@@ -49,7 +49,7 @@ class UpstreamGame:
     def step(self, command: str) -> str:
         """Carry out a command and return the observation."""
         self._state, _, _ = self._engine.step(command)
-        # The package's grammar adds a blank line before the help text; the official games do not.
+        # The package's grammar adds a blank line before the help text. The official games do not.
         return str(self._state.feedback).removeprefix("\n")
 
     @property

@@ -1,6 +1,6 @@
 """A game as plain data that fits into a row of a task file: a household, its contents, and the goal.
 
-Receptacles and things are in the order in which the game lists them; names are those that the player reads, such as
+Receptacles and things are in the order in which the game lists them. Names are those that the player reads, such as
 `cabinet 3`.
 """
 
@@ -30,7 +30,7 @@ class TaskType(enum.Enum):
 
     @property
     def needs(self) -> tuple[str, str] | None:
-        """The trait required for the treatment and the trait it results in; None for tasks without treatment."""
+        """The trait required for the treatment and the trait it results in. None for tasks without treatment."""
         treatments = {"CLEAN": ("cleanable", "isClean"), "HEAT": ("heatable", "isHot"), "COOL": ("coolable", "isCool")}
         return treatments.get(self.name)
 
@@ -70,7 +70,7 @@ class Receptacle:
     name: str
     type: str
     at: int | None = None
-    """Location from which it can be used; None if it cannot be reached."""
+    """Location from which it can be used. None if it cannot be reached."""
     openable: bool = False
     opened: bool = False
 
@@ -104,19 +104,19 @@ class ALFWorldGame:
     """By receptacle type: the types of things that may be put there."""
 
     def __post_init__(self) -> None:
-        counts = Counter([each.name for each in self.receptacles] + [each.name for each in self.things])
+        counts = Counter([receptacle.name for receptacle in self.receptacles] + [thing.name for thing in self.things])
         if duplicates := sorted(name for name, count in counts.items() if count > 1):
             raise DataError(f"names in a game must be unique; {', '.join(map(repr, duplicates))} occurs several times")
-        known = {each.name for each in self.receptacles}
+        receptacle_names = {receptacle.name for receptacle in self.receptacles}
         for thing in self.things:
-            if missing := [name for name in thing.inside if name not in known]:
+            if missing := [name for name in thing.inside if name not in receptacle_names]:
                 raise DataError(f"{thing.name!r} is in {missing[0]!r}, which is not a receptacle of the game")
             if unknown := thing.traits - TRAITS:
-                there = ", ".join(sorted(TRAITS))
-                raise DataError(f"{thing.name!r} has the unknown trait {sorted(unknown)[0]!r}; there are {there}")
+                traits = ", ".join(sorted(TRAITS))
+                raise DataError(f"{thing.name!r} has the unknown trait {sorted(unknown)[0]!r}; there are {traits}")
 
     def to_json(self) -> dict[str, Any]:
-        """The game as a task column; empty and default values are left out."""
+        """The game as a task column. Empty and default values are left out."""
         row: dict[str, Any] = _GAME.dump_python(self, mode="json", exclude_defaults=True)
         return row
 

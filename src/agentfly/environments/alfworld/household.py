@@ -1,8 +1,8 @@
 """The rules of the household: admissible commands, their effects, and the observations.
 
 The rules follow the ALFRED planning domain as the official games interpret it. `commands` lists every command that does
-something; any other text does nothing and answers "Nothing happens." The texts equal those of the official games word
-for word, so that an agent trained here can play there; `docs/alfworld.md` describes how this is tested.
+something. Any other text does nothing and answers "Nothing happens." The texts equal those of the official games word
+for word, so that an agent trained here can play there. `docs/alfworld.md` describes how this is tested.
 
 The scripted expert, `next_command`, is stateless: the next command depends on the current state only, so it works after
 arbitrary earlier commands. An exploring expert uses only what the player has read, so its games can be imitated;
@@ -56,13 +56,13 @@ class Household:
         self.game = game
         self.place = game.start
         self.held: Thing | None = None
-        self.opened = {each.name for each in game.receptacles if each.opened}
+        self.opened = {receptacle.name for receptacle in game.receptacles if receptacle.opened}
         self.seen: set[str] = set()
         """Receptacles whose contents the player has read."""
-        self.traits = {each.name: set(each.traits) for each in game.things}
-        self._order = {each.name: number for number, each in enumerate(game.things)}
-        self._at = {each.name: set(each.at) for each in game.things}
-        self._contents: dict[str, set[int]] = {each.name: set() for each in game.receptacles}
+        self.traits = {thing.name: set(thing.traits) for thing in game.things}
+        self._order = {thing.name: number for number, thing in enumerate(game.things)}
+        self._at = {thing.name: set(thing.at) for thing in game.things}
+        self._contents: dict[str, set[int]] = {receptacle.name: set() for receptacle in game.receptacles}
         """By receptacle: indices into `game.things`."""
         for number, thing in enumerate(game.things):
             for name in thing.inside:
@@ -70,16 +70,16 @@ class Household:
         self._taken_from: dict[str, set[str]] = {}
         """By thing: receptacles it was taken from and not put back into."""
         self._receptacles_at: dict[int, list[Receptacle]] = {}
-        for each in game.receptacles:
-            if each.at is not None:
-                self._receptacles_at.setdefault(each.at, []).append(each)
+        for receptacle in game.receptacles:
+            if receptacle.at is not None:
+                self._receptacles_at.setdefault(receptacle.at, []).append(receptacle)
         self._global_actions_at: dict[int, dict[str, _Action]] = {}
         self._actions: dict[str, _Action] | None = None
-        """Cache of the admissible commands; None after a change."""
+        """Cache of the admissible commands. None after a change."""
 
     def introduction(self) -> str:
         """Observation before the first command. Only here the view from the middle of a room lists the room."""
-        reachable = [each.name for each in self.game.receptacles if each.at is not None]
+        reachable = [receptacle.name for receptacle in self.game.receptacles if receptacle.at is not None]
         return f"-= Welcome to TextWorld, ALFRED! =-\n\n{self._look(reachable)}\n\nYour task is to: {self.game.task}"
 
     @property
@@ -102,16 +102,16 @@ class Household:
         if goal.kind is TaskType.LOOK:
             if self.held is None or self.held.type != goal.thing:
                 return False
-            lamps = (each for r in self.here for each in self.contents(r) if each.type == goal.target)
+            lamps = (lamp for r in self.here for lamp in self.contents(r) if lamp.type == goal.target)
             return any({"toggleable", "isToggled"} <= self.traits[lamp.name] for lamp in lamps)
         needs = goal.kind.needs
 
         def counts(thing: Thing) -> bool:
             return thing.type == goal.thing and (needs is None or self.traits[thing.name].issuperset(needs))
 
-        wanted = 2 if goal.kind is TaskType.PLACE_TWO else 1
-        targets = (each for each in self.game.receptacles if each.type == goal.target)
-        return any(sum(map(counts, self.contents(each))) >= wanted for each in targets)
+        needed = 2 if goal.kind is TaskType.PLACE_TWO else 1
+        targets = (receptacle for receptacle in self.game.receptacles if receptacle.type == goal.target)
+        return any(sum(map(counts, self.contents(receptacle))) >= needed for receptacle in targets)
 
     @property
     def commands(self) -> list[str]:
@@ -129,12 +129,16 @@ class Household:
     def _admissible(self) -> dict[str, _Action]:
         if self._actions is None:
             if self.place not in self._global_actions_at:
-                away = [each for each in self.game.receptacles if each.at is not None and each.at != self.place]
+                away = [
+                    receptacle
+                    for receptacle in self.game.receptacles
+                    if receptacle.at is not None and receptacle.at != self.place
+                ]
                 self._global_actions_at[self.place] = {
                     "look": ("look",),
                     "inventory": ("inventory",),
                     "help": ("help",),
-                    **{f"go to {each.name}": ("go", each) for each in away},
+                    **{f"go to {receptacle.name}": ("go", receptacle) for receptacle in away},
                 }
             self._actions = {**self._global_actions_at[self.place], **dict(self._local_actions())}
         return self._actions
@@ -226,7 +230,7 @@ class Household:
             for receptacle in self.here
             if receptacle.name in self._taken_from[thing.name]
         ]
-        facing = join_names([each.name for each in self.here])
+        facing = join_names([receptacle.name for receptacle in self.here])
         return f"You are facing the {facing}. Next to it, you see {join_names(beside, 'a ')}."
 
     def _describe_receptacle(self, receptacle: Receptacle) -> str:
@@ -235,8 +239,8 @@ class Household:
         if not self.is_accessible(receptacle):
             return f"The {name} is closed."
         self.seen.add(name)
-        place = f"The {name} is open. In it" if receptacle.openable else f"On the {name}"
-        return f"{place}, you see {join_names([thing.name for thing in self.contents(receptacle)], 'a ')}."
+        position = f"The {name} is open. In it" if receptacle.openable else f"On the {name}"
+        return f"{position}, you see {join_names([thing.name for thing in self.contents(receptacle)], 'a ')}."
 
     def _describe_thing(self, thing: Thing) -> str:
         """Description of a thing and its state."""
@@ -257,24 +261,27 @@ class Household:
 
 
 def next_command(house: Household, *, explores: bool) -> str | None:
-    """The next command toward the goal; None if it is reached or unreachable."""
+    """The next command toward the goal. None if it is reached or unreachable."""
     if house.won:
         return None
     goal, needs, held = house.game.goal, house.game.goal.kind.needs, house.held
     # Receptacles at the current location first, then those that need not be opened.
     reachable = sorted(
-        (each for each in house.game.receptacles if each.at is not None),
-        key=lambda each: (each.at != house.place, each.openable and each.name not in house.opened),
+        (receptacle for receptacle in house.game.receptacles if receptacle.at is not None),
+        key=lambda receptacle: (
+            receptacle.at != house.place,
+            receptacle.openable and receptacle.name not in house.opened,
+        ),
     )
-    known = [each for each in reachable if not explores or each.name in house.seen]
-    unseen = [each for each in reachable if explores and each.name not in house.seen]
-    located = [(thing, each) for each in known for thing in house.contents(each)]
+    visited = [receptacle for receptacle in reachable if not explores or receptacle.name in house.seen]
+    unseen = [receptacle for receptacle in reachable if explores and receptacle.name not in house.seen]
+    located = [(thing, receptacle) for receptacle in visited for thing in house.contents(receptacle)]
 
     def matches_goal(thing: Thing) -> bool:
         return thing.type == goal.thing and (needs is None or needs[0] in thing.traits)
 
     def reach(receptacle: Receptacle, *, inside: bool = True) -> str | None:
-        """The next command to reach a receptacle and, with `inside`, its contents; None if nothing is left to do."""
+        """The next command to reach a receptacle and, with `inside`, its contents. None if nothing is left to do."""
         if receptacle.at != house.place:
             return f"go to {receptacle.name}"
         return None if not inside or house.is_accessible(receptacle) else f"open {receptacle.name}"
@@ -289,8 +296,8 @@ def next_command(house: Household, *, explores: bool) -> str | None:
         return put(held, reachable)
     # All things go to the receptacle of the target type that already holds most of them.
     target = max(
-        (each for each in reachable if each.type == goal.target),
-        key=lambda each: sum(map(matches_goal, house.contents(each))),
+        (receptacle for receptacle in reachable if receptacle.type == goal.target),
+        key=lambda receptacle: sum(map(matches_goal, house.contents(receptacle))),
         default=None,
     )
     if held is not None and goal.kind is not TaskType.LOOK:
@@ -301,7 +308,7 @@ def next_command(house: Household, *, explores: bool) -> str | None:
                     return reach(receptacle, inside=False) or treat
         return put(held, [target] if target else [])
 
-    # Take a thing of the goal that is not yet at the target, or switch on the lamp; search where neither is known.
+    # Take a thing of the goal that is not yet at the target, or switch on the lamp. Search where neither is known.
     placed: set[str] = set()
     if target is not None and goal.kind is TaskType.PLACE_TWO:
         placed = {thing.name for thing in house.contents(target)}

@@ -22,14 +22,14 @@ _SIGNATURES: dict[TaskType, str] = {
 """The predicates in the goal conjunction of each task type."""
 _TASK_TYPES = {tuple(sorted(signature.split())): kind for kind, signature in _SIGNATURES.items()}
 _DOMAIN_TYPES = {"rtype": {"Sink", "SinkBasin", "Microwave", "Fridge"}, "otype": {"Knife", "ButterKnife"}}
-"""Types that the domain's rules mention; every problem must declare them."""
+"""Types that the domain's rules mention. Every problem must declare them."""
 
 
 def read_problem(text: str, task: str) -> ALFWorldGame:
     """Parse an official problem file. task: the task in natural language, which the file lacks."""
     text = re.sub(r";[^\n]*", "", text)
-    _, init_found, rest = text.partition("(:init")
-    facts, goal_found, goal = rest.partition("(:goal")
+    _, init_found, after_init = text.partition("(:init")
+    facts, goal_found, goal = after_init.partition("(:goal")
     if not init_found or not goal_found:
         raise DataError("this is not an ALFWorld planning problem: it has no (:init …) or no (:goal …)")
     by_predicate: dict[str, list[list[str]]] = defaultdict(list)
@@ -46,8 +46,8 @@ def _read_goal(text: str) -> ALFWorldGoal:
     atoms = [(predicate.lower(), arguments.split()) for predicate, arguments in _ATOM.findall(text)]
     kind = _TASK_TYPES.get(tuple(sorted(predicate for predicate, _ in atoms)))
     if kind is None:
-        known = ", ".join(each.value for each in TaskType)
-        raise DataError(f"this goal is none of the six task types {known}: {text.strip()!r:.200}")
+        kinds = ", ".join(task_type.value for task_type in TaskType)
+        raise DataError(f"this goal is none of the six task types {kinds}: {text.strip()!r:.200}")
     types = {(name, arguments[0]): arguments[1].removesuffix("Type") for name, arguments in atoms if len(arguments) > 1}
     if kind is TaskType.LOOK:
         variables = dict(atoms)
@@ -64,26 +64,26 @@ def _build_game(
     names = _number_entities({argument for atoms in facts.values() for atom in atoms for argument in atom})
     located = ("atlocation", "receptacleatlocation", "objectatlocation")
     known_places = {atom[1] for predicate in located for atom in facts.get(predicate, ())}
-    places = {place: number for number, place in enumerate(sorted(known_places))}
+    places = {location: number for number, location in enumerate(sorted(known_places))}
 
     def relation(predicate: str) -> dict[str, list[str]]:
         """A binary predicate: by first argument, the distinct second arguments in order."""
-        found: dict[str, list[str]] = defaultdict(list)
+        related: dict[str, list[str]] = defaultdict(list)
         for first, second in sorted(facts.get(predicate, ())):
-            if second not in found[first]:
-                found[first].append(second)
-        return found
+            if second not in related[first]:
+                related[first].append(second)
+        return related
 
     def entities_with(predicate: str) -> set[str]:
         return {atom[0] for atom in facts.get(predicate, ())}
 
-    def single(found: list[str], name: str) -> str | None:
-        if len(found) > 1:
+    def single(names: list[str], name: str) -> str | None:
+        if len(names) > 1:
             raise ValueError(f"{name} has several types or places")
-        return found[0] if found else None
+        return names[0] if names else None
 
-    (_, start), *others = facts["atlocation"]
-    if others:
+    (_, start), *other_players = facts["atlocation"]
+    if other_players:
         raise ValueError("there must be one player")
     fits: dict[str, set[str]] = defaultdict(set)
     for receptacle, thing in facts.get("cancontain", ()):
@@ -93,12 +93,12 @@ def _build_game(
     openable, opened = entities_with("openable"), entities_with("opened")
     receptacles = []
     for name in sorted({*type_of, *at}):
-        place, type_ = single(at[name], name), single(type_of[name], name)
+        location, type_ = single(at[name], name), single(type_of[name], name)
         receptacles.append(
             Receptacle(
                 name=names[name],
                 type=types[type_] if type_ else "",
-                at=None if place is None else places[place],
+                at=None if location is None else places[location],
                 openable=name in openable,
                 opened=name in opened,
             )
@@ -116,8 +116,8 @@ def _build_game(
             Thing(
                 name=names[name],
                 type=types[type_] if type_ else "",
-                inside=tuple(names[each] for each in inside[name]),
-                at=tuple(places[each] for each in at[name]),
+                inside=tuple(names[container] for container in inside[name]),
+                at=tuple(places[location] for location in at[name]),
                 traits=frozenset(trait for trait, entities in traits.items() if name in entities),
                 holds=tuple(holds[name]),
             )
@@ -128,7 +128,7 @@ def _build_game(
         start=places[start],
         receptacles=tuple(receptacles),
         things=tuple(things),
-        fits={name: frozenset(each) for name, each in sorted(fits.items())},
+        fits={name: frozenset(thing_types) for name, thing_types in sorted(fits.items())},
     )
 
 
@@ -146,27 +146,27 @@ def _number_entities(entities: set[str]) -> dict[str, str]:
 
 def write_problem(game: ALFWorldGame) -> str:
     """The game as a PDDL problem; `read_problem` gives everything the same name again."""
-    names = [each.name for each in game.receptacles] + [each.name for each in game.things]
+    names = [receptacle.name for receptacle in game.receptacles] + [thing.name for thing in game.things]
     ids = {name: make_identifier(name, number) for number, name in enumerate(names)}
-    places = {game.start} | {place for thing in game.things for place in thing.at}
-    places |= {each.at for each in game.receptacles if each.at is not None}
+    places = {game.start} | {location for thing in game.things for location in thing.at}
+    places |= {receptacle.at for receptacle in game.receptacles if receptacle.at is not None}
 
-    receptacle_types = {each.type for each in game.receptacles} | set(game.fits)
-    thing_types = {each.type for each in game.things} | {each for types in game.fits.values() for each in types}
+    receptacle_types = {receptacle.type for receptacle in game.receptacles} | set(game.fits)
+    thing_types = {thing.type for thing in game.things} | {type_ for types in game.fits.values() for type_ in types}
     thing_types.add(game.goal.thing)
     (thing_types if game.goal.kind is TaskType.LOOK else receptacle_types).add(game.goal.target)
     declared = {
         "agent": ["player"],
         "location": sorted(f"loc_bar_{number}" for number in places),
-        "receptacle": [ids[each.name] for each in game.receptacles],
-        "object": [ids[each.name] for each in game.things],
+        "receptacle": [ids[receptacle.name] for receptacle in game.receptacles],
+        "object": [ids[thing.name] for thing in game.things],
         "rtype": [f"{name}Type" for name in sorted((receptacle_types | _DOMAIN_TYPES["rtype"]) - {""})],
         "otype": [f"{name}Type" for name in sorted((thing_types | _DOMAIN_TYPES["otype"]) - {""})],
     }
     objects = "\n".join(f"{name} - {kind}" for kind, names in declared.items() for name in names)
     facts = "\n".join(_facts(game, ids))
-    parts = f"(:objects {objects})\n(:init {facts})\n(:goal (and {_write_goal(game.goal)}))"
-    return f"(define (problem household) (:domain alfred)\n{parts})\n"
+    sections = f"(:objects {objects})\n(:init {facts})\n(:goal (and {_write_goal(game.goal)}))"
+    return f"(define (problem household) (:domain alfred)\n{sections})\n"
 
 
 def make_identifier(name: str, number: int) -> str:
@@ -193,11 +193,11 @@ def _facts(game: ALFWorldGame, ids: Mapping[str, str]) -> Iterator[str]:
         if thing.type:
             yield f"(objectType {name} {thing.type}Type)"
         yield from (f"({trait} {name})" for trait in sorted(thing.traits))
-        yield from (f"(inReceptacle {name} {ids[each]})" for each in thing.inside)
-        yield from (f"(objectAtLocation {name} loc_bar_{place})" for place in thing.at)
+        yield from (f"(inReceptacle {name} {ids[inner]})" for inner in thing.inside)
+        yield from (f"(objectAtLocation {name} loc_bar_{location})" for location in thing.at)
         yield from (f"(inReceptacleObject {ids[inner]} {name})" for inner in thing.holds)
     for receptacle_type, types in game.fits.items():
-        yield from (f"(canContain {receptacle_type}Type {each}Type)" for each in sorted(types))
+        yield from (f"(canContain {receptacle_type}Type {thing_type}Type)" for thing_type in sorted(types))
 
 
 def _write_goal(goal: ALFWorldGoal) -> str:

@@ -7,7 +7,7 @@ r"""A household in text: find an object, clean, heat or cool it, and put it wher
     agentfly train alfworld model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
 
 All six kinds of tasks in all rooms. The commands need a GPU. The games are generated, so nothing is
-downloaded; evaluation games are of a split of their own.
+downloaded. Evaluation games are of a split of their own.
 
 With AGENTFLY_DATA set, the games are the official ones: training on `train` in random order, evaluation during training
 on 100 games of `valid_train`, at most 50 turns. `valid_seen` and `valid_unseen` are left for reports:

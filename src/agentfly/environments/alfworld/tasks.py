@@ -3,7 +3,7 @@
 The official games are read as ALFWorld downloads them (`json_2.1.1/SPLIT/TASK/TRIAL/game.tw-pddl`), or packed into
 `games.jsonl.xz`, one line per game with `id`, `task`, `problem` and `walkthrough`.
 
-Generated games are drawn from a seed; `rooms.toml` has the vocabulary. Every game is winnable: an expert that knows
+Generated games are drawn from a seed. `rooms.toml` has the vocabulary. Every game is winnable: an expert that knows
 where everything is wins it before it is returned. The split of a game is a hash of its content, so no game is in two
 splits, whatever the seeds.
 """
@@ -28,7 +28,7 @@ from agentfly.environments.data import DatasetSource, load_toml, read_json, read
 from agentfly.errors import ConfigError, DataError
 
 SPLITS = {"train": "train", "validation": "valid_seen", "test": "valid_unseen"}
-"""Our names for the official splits; the official names, `valid_train` included, are accepted too."""
+"""Our names for the official splits. The official names, `valid_train` included, are accepted too."""
 PACKED = "games.jsonl.xz"
 FOLDER = "json_2.1.1"
 ALFWORLD = DatasetSource(
@@ -61,7 +61,7 @@ class OfficialGame:
 
 def official_tasks(split: str, *, count: int | None = None) -> list[dict[str, Any]]:
     """The first `count` tasks of a split (None: all), in file order: rows with `id`, `question`, `kind` and `game`."""
-    return [{"id": each.id, **make_row(each.parse())} for each in itertools.islice(official_games(split), count)]
+    return [{"id": game.id, **make_row(game.parse())} for game in itertools.islice(official_games(split), count)]
 
 
 def make_row(game: ALFWorldGame) -> dict[str, Any]:
@@ -73,9 +73,9 @@ def make_row(game: ALFWorldGame) -> dict[str, Any]:
 def official_games(split: str) -> Iterator[OfficialGame]:
     """The games of a split."""
     official = SPLITS.get(split, split)
-    known = {*SPLITS.values(), "valid_train"}
-    if official not in known:
-        raise DataError(f"there is no split {split!r}; there are {', '.join(SPLITS)} and {', '.join(sorted(known))}")
+    splits = {*SPLITS.values(), "valid_train"}
+    if official not in splits:
+        raise DataError(f"there is no split {split!r}; there are {', '.join(SPLITS)} and {', '.join(sorted(splits))}")
     folder = ALFWORLD.path()
     packed, unpacked = folder / PACKED, folder / FOLDER / official
     if not packed.is_file() and not unpacked.is_dir():
@@ -83,8 +83,8 @@ def official_games(split: str) -> Iterator[OfficialGame]:
     if packed.is_file():
         rows = read_rows(packed, only=f'"{official}/')  # skips lines of other splits unparsed, which would take long
         games: Iterator[OfficialGame] = (
-            _make_game(row["id"], row, task=row.get("task"), problem=row.get("problem"), place=place)
-            for place, row in rows
+            _make_game(row["id"], row, task=row.get("task"), problem=row.get("problem"), source=source)
+            for source, row in rows
             if str(row.get("id")).startswith(f"{official}/")
         )
     else:
@@ -112,13 +112,15 @@ def _read_folder(folder: Path, split: str) -> Iterator[OfficialGame]:
             )
         task = _TASK.search(grammar)
         id_ = "/".join((split, *path.parts[-3:-1]))
-        yield _make_game(id_, row, task=task and task[1], problem=row.get("pddl_problem"), place=str(path))
+        yield _make_game(id_, row, task=task and task[1], problem=row.get("pddl_problem"), source=str(path))
 
 
-def _make_game(id: str, row: dict[str, Any], *, task: object, problem: object, place: str) -> OfficialGame:
+def _make_game(id: str, row: dict[str, Any], *, task: object, problem: object, source: str) -> OfficialGame:
     walkthrough = row.get("walkthrough") or []
     if not isinstance(task, str) or not isinstance(problem, str) or not isinstance(walkthrough, list):
-        raise DataError(f"{place} is not a game: it needs a task, a problem and a walkthrough; it has {', '.join(row)}")
+        raise DataError(
+            f"{source} is not a game: it needs a task, a problem and a walkthrough; it has {', '.join(row)}"
+        )
     return OfficialGame(id, task, problem, tuple(map(str, walkthrough)))
 
 
@@ -182,17 +184,19 @@ def draw_tasks(
     split: str, count: int, seed: int, *, kinds: Sequence[str] | None, rooms: Sequence[str] | None
 ) -> list[dict[str, Any]]:
     """`count` tasks of a split: rows with `id`, `question`, `kind` and `game`."""
-    known = load_vocabulary().rooms
-    if unknown := [room for room in rooms or () if room not in known]:
-        raise ConfigError(f"there is no room {unknown[0]!r:.40}; there are {', '.join(known)}")
-    room_types = [known[room] for room in rooms or known]
+    all_rooms = load_vocabulary().rooms
+    if unknown := [room for room in rooms or () if room not in all_rooms]:
+        raise ConfigError(f"there is no room {unknown[0]!r:.40}; there are {', '.join(all_rooms)}")
+    room_types = [all_rooms[room] for room in rooms or all_rooms]
     possible = [kind for kind in TaskType if any(_draw_goal(Random(0), room, kind) for room in room_types)]
     try:
         chosen = [TaskType(kind) for kind in kinds] if kinds else possible
     except ValueError as error:
         raise ConfigError(f"{error}; there are {', '.join(kind.value for kind in TaskType)}") from None
-    if wrong := [kind.value for kind in chosen if kind not in possible]:
-        raise ConfigError(f"{wrong[0]} cannot be done in {' or '.join(rooms or known)}; give other rooms or kinds")
+    if impossible := [kind.value for kind in chosen if kind not in possible]:
+        raise ConfigError(
+            f"{impossible[0]} cannot be done in {' or '.join(rooms or all_rooms)}; give other rooms or kinds"
+        )
 
     def draw(random: Random, number: int) -> tuple[str, dict[str, Any]]:
         game = draw_game(random, chosen[number % len(chosen)], room_types)
@@ -227,14 +231,16 @@ def draw_game(random: Random, kind: TaskType, rooms: Sequence[RoomType]) -> ALFW
 
 
 def _draw_goal(random: Random, room: RoomType, kind: TaskType) -> ALFWorldGoal | None:
-    """A goal that is possible in the room; None if the task type is impossible there."""
+    """A goal that is possible in the room. None if the task type is impossible there."""
     vocabulary = load_vocabulary()
     if kind is TaskType.LOOK:
         lamps = [thing for thing in room.things if thing in vocabulary.lamps]
         things = [thing for thing in room.things if "pickupable" in vocabulary.traits[thing]]
         return ALFWorldGoal(kind, random.choice(things), random.choice(lamps)) if lamps else None
     trait = kind.needs[0] if kind.needs else "pickupable"
-    if kind.needs and not any(most for type_, (_, most) in room.receptacles.items() if type_ in APPLIANCES[trait]):
+    if kind.needs and not any(
+        maximum for type_, (_, maximum) in room.receptacles.items() if type_ in APPLIANCES[trait]
+    ):
         return None
     things = [thing for thing in room.things if {trait, "pickupable"} <= vocabulary.traits[thing]]
     pairs = [(thing, target) for thing in things for target in room.receptacles if thing in vocabulary.fits[target]]
@@ -242,26 +248,26 @@ def _draw_goal(random: Random, room: RoomType, kind: TaskType) -> ALFWorldGoal |
 
 
 def _furnish(random: Random, room: RoomType, goal: ALFWorldGoal) -> ALFWorldGame | None:
-    """Draw the receptacles and things of a game with this goal; None if a thing fits nowhere."""
+    """Draw the receptacles and things of a game with this goal. None if a thing fits nowhere."""
     vocabulary = load_vocabulary()
     receptacle_types: list[str] = []
-    for type_, (fewest, most) in room.receptacles.items():
-        receptacle_types += [type_] * max(random.randint(fewest, most), int(type_ == goal.target))
+    for type_, (fewest, maximum) in room.receptacles.items():
+        receptacle_types += [type_] * max(random.randint(fewest, maximum), int(type_ == goal.target))
     receptacles: list[Receptacle] = []
     for name, type_ in _name_entities(receptacle_types):
         # A fifth of the receptacles share the location of the previous one of their type.
         shares_place = receptacles and receptacles[-1].type == type_ and random.random() < 0.2
-        place = receptacles[-1].at if shares_place else len(receptacles) + 1
-        receptacles.append(Receptacle(name, type_, place, openable=type_ in vocabulary.openable))
+        location = receptacles[-1].at if shares_place else len(receptacles) + 1
+        receptacles.append(Receptacle(name, type_, location, openable=type_ in vocabulary.openable))
 
     thing_types = [goal.thing] * (2 if goal.kind is TaskType.PLACE_TWO else 1)
     thing_types += [goal.target] * (goal.kind is TaskType.LOOK)
     thing_types += random.choices(room.things, k=random.randint(8, 20))
     things: list[Thing] = []
     for name, type_ in _name_entities(thing_types):
-        fitting = [each for each in receptacles if type_ in vocabulary.fits[each.type]]
+        fitting = [receptacle for receptacle in receptacles if type_ in vocabulary.fits[receptacle.type]]
         if goal.kind.needs is None and type_ == goal.thing:  # things to be moved must not be at the target already
-            fitting = [each for each in fitting if each.type != goal.target]
+            fitting = [receptacle for receptacle in fitting if receptacle.type != goal.target]
         if not fitting:
             return None
         receptacle = random.choice(fitting)
@@ -275,7 +281,7 @@ def _furnish(random: Random, room: RoomType, goal: ALFWorldGoal) -> ALFWorldGame
         start=0,
         receptacles=tuple(receptacles),
         things=tuple(things),
-        fits={each.type: vocabulary.fits[each.type] for each in receptacles},
+        fits={receptacle.type: vocabulary.fits[receptacle.type] for receptacle in receptacles},
     )
 
 
@@ -284,7 +290,7 @@ def _name_entities(types: Sequence[str]) -> list[tuple[str, str]]:
     `drawer 2`, `drawer 1`."""
     left = Counter(types)
     names = []
-    for type_ in sorted(types, key=lambda each: make_identifier(f"{each.lower()} 0", 0)):
+    for type_ in sorted(types, key=lambda type_: make_identifier(f"{type_.lower()} 0", 0)):
         names.append((f"{type_.lower()} {left[type_]}", type_))
         left[type_] -= 1
     return names

@@ -73,7 +73,7 @@ class ProgramOutput:
 
     text: str
     error: str = ""
-    """Why the program failed; empty if it ended with status 0."""
+    """Why the program failed. Empty if it ended with status 0."""
 
 
 class CodeJudge(Environment):
@@ -108,7 +108,7 @@ class CodeJudge(Environment):
 
         Args:
             solution: Python code.
-            tests: One text, or a list of texts that are a test each; see `UnitTests.parse`.
+            tests: One text, or a list of texts that are a test each. See `UnitTests.parse`.
             setup: Code that runs before the tests, in their process.
             entry_point: The expression that is passed to the tests' function `check`.
 
@@ -282,10 +282,10 @@ def _build_score(verdict: Verdict) -> dict[str, Any]:
 def _is_match(printed: str, expected: str, match: str, tolerance: float) -> bool:
     if match == "exact":
         return printed == expected
-    ours, theirs = printed.split(), expected.split()
-    if match == "words" or len(ours) != len(theirs):
-        return ours == theirs
-    for our, their in zip(ours, theirs, strict=True):
+    printed_words, expected_words = printed.split(), expected.split()
+    if match == "words" or len(printed_words) != len(expected_words):
+        return printed_words == expected_words
+    for our, their in zip(printed_words, expected_words, strict=True):
         if our == their:
             continue
         try:

@@ -56,8 +56,8 @@ class UnitTests:
         """
         if isinstance(tests, str):
             trees = [_parse(tests, "tests")]
-        elif isinstance(tests, Sequence) and all(isinstance(each, str) for each in tests):
-            trees = [_parse(each, f"tests[{number}]") for number, each in enumerate(tests)]
+        elif isinstance(tests, Sequence) and all(isinstance(test, str) for test in tests):
+            trees = [_parse(test, f"tests[{number}]") for number, test in enumerate(tests)]
         else:
             raise DataError(f"tests must be a text or a list of texts, not {tests!r:.80}")
         setup_tree = _parse(setup, "setup")
@@ -73,16 +73,16 @@ class UnitTests:
         return cls(tuple(steps), names, modules)
 
 
-def _parse(text: str, place: str) -> ast.Module:
+def _parse(text: str, source: str) -> ast.Module:
     if not isinstance(text, str):
-        raise DataError(f"{place} must be a text, not {text!r:.80}")
+        raise DataError(f"{source} must be a text, not {text!r:.80}")
     try:
         tree = ast.parse(text)
-        compile(tree, place, "exec", dont_inherit=True)
+        compile(tree, source, "exec", dont_inherit=True)
         return tree
     except (SyntaxError, ValueError, RecursionError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
-        raise DataError(f"{place}{line} is not valid Python: {getattr(error, 'msg', error)}") from error
+        raise DataError(f"{source}{line} is not valid Python: {getattr(error, 'msg', error)}") from error
 
 
 def _split_steps(tree: ast.Module, is_one_test: bool, entry_point: str | None) -> Iterator[Step]:
@@ -102,7 +102,7 @@ def _split_steps(tree: ast.Module, is_one_test: bool, entry_point: str | None) -
             case _:
                 name = ""
         called.add(name)
-        asserts = not isinstance(node, _Definition) and any(isinstance(each, ast.Assert) for each in ast.walk(node))
+        asserts = not isinstance(node, _Definition) and any(isinstance(inner, ast.Assert) for inner in ast.walk(node))
         yield Step(ast.unparse(node), asserts or name in functions)
     for name, node in test_functions.items():
         if name in called:
@@ -136,6 +136,6 @@ def _find_names(trees: list[ast.Module], entry_point: str | None) -> tuple[tuple
     bases = {node.value.id for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)}
     modules = {name: _ALIASES.get(name, name) for name in used & bases if name in {*sys.stdlib_module_names, *_ALIASES}}
     names = used - modules.keys() - _BUILTINS
-    # A solution must not replace the tests' `sorted`; but if the tests use nothing else, its `sum` is what they test.
+    # A solution must not replace the tests' `sorted`. But if the tests use nothing else, its `sum` is what they test.
     names |= {entry_point} if entry_point else set() if names else used & _BUILTINS
     return tuple(sorted(names)), modules

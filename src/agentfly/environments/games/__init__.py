@@ -1,4 +1,4 @@
-"""Games: frozen lake and Sokoban are built in; adapters for other packages need an extra each.
+"""Games: frozen lake and Sokoban are built in. Adapters for other packages need an extra each.
 
 A class is imported on first use, so that one game does not load the others.
 """

@@ -1,6 +1,6 @@
 """Chess puzzles: find the winning moves. The rules are python-chess's, which is GPL and therefore an extra.
 
-A row has `fen` and `moves`, the solution in UCI notation. The player makes the last move; with an even number of moves
+A row has `fen` and `moves`, the solution in UCI notation. The player makes the last move. With an even number of moves
 the first one is the opponent's, as in Lichess's puzzles, and is played before the chain starts. A move is right if it
 follows the solution or gives mate. A wrong move loses.
 """
@@ -149,7 +149,7 @@ def set_up_board(fen: Any, moves: Any) -> tuple[Any, list[str]]:
 
 
 def find_mate(board: Any, mate: int) -> list[str] | None:
-    """The moves to a mate in one or two; None without one, with a faster one, or with several first moves."""
+    """The moves to a mate in one or two. None without one, with a faster one, or with several first moves."""
     quick = _mating_moves(board)
     if mate == 1:
         return [quick[0].uci()] if quick else None
@@ -174,15 +174,15 @@ def find_mate(board: Any, mate: int) -> list[str] | None:
 
 
 def _mating_moves(board: Any) -> list[Any]:
-    found = []
+    moves = []
     for move in board.legal_moves:
         if not board.gives_check(move):
             continue
         board.push(move)
         if board.is_checkmate():
-            found.append(move)
+            moves.append(move)
         board.pop()
-    return found
+    return moves
 
 
 def lichess_tasks(

@@ -103,8 +103,8 @@ class FrozenLake(GameEnvironment):
 
     async def _act(self, direction: Direction) -> str:
         actual = self._slips.choice((direction, *_SLIP_DIRECTIONS[direction])) if self._slippery else direction
-        there = neighbor(self._at, actual)
-        self._at = there if symbol_at(self._rows, there) else self._at
+        target = neighbor(self._at, actual)
+        self._at = target if symbol_at(self._rows, target) else self._at
         under = symbol_at(self._rows, self._at)
         self.won = under == GOAL
         self.over = under in (GOAL, HOLE)
@@ -125,43 +125,43 @@ class FrozenLake(GameEnvironment):
         return ToolCall("move", {"direction": best})
 
 
-def symbol_at(rows: Sequence[str], place: Place) -> str:
-    """The symbol at a place; empty outside the lake."""
-    y, x = place
+def symbol_at(rows: Sequence[str], cell: Place) -> str:
+    """The symbol at a place. Empty outside the lake."""
+    y, x = cell
     return rows[y][x] if 0 <= y < len(rows) and 0 <= x < len(rows[y]) else ""
 
 
 def compute_distances(rows: Sequence[str]) -> dict[Place, int]:
     """Number of steps to the goal from every place with a path to it (breadth-first search)."""
-    found = dict.fromkeys(find_symbols(GOAL, rows), 0)
-    queue = deque(found)
+    distances = dict.fromkeys(find_symbols(GOAL, rows), 0)
+    queue = deque(distances)
     while queue:
-        place = queue.popleft()
+        cell = queue.popleft()
         for direction in OFFSETS:
-            there = neighbor(place, direction)
-            if symbol_at(rows, there) in (START, ICE) and there not in found:
-                found[there] = found[place] + 1
-                queue.append(there)
-    return found
+            target = neighbor(cell, direction)
+            if symbol_at(rows, target) in (START, ICE) and target not in distances:
+                distances[target] = distances[cell] + 1
+                queue.append(target)
+    return distances
 
 
 def compute_values(rows: Sequence[str], slippery: bool) -> dict[Place, float]:
     """State values with discount 0.99: exact without slips, else 100 sweeps of value iteration."""
     discount, sweeps = 0.99, 100
-    values = {place: discount**steps for place, steps in compute_distances(rows).items()}
-    inner = [place for place in values if symbol_at(rows, place) != GOAL]
+    values = {cell: discount**steps for cell, steps in compute_distances(rows).items()}
+    inner = [cell for cell in values if symbol_at(rows, cell) != GOAL]
     for _ in range(sweeps if slippery else 0):
-        for place in inner:
-            values[place] = discount * max(
-                _action_value(rows, values, place, direction=each, slippery=True) for each in OFFSETS
+        for cell in inner:
+            values[cell] = discount * max(
+                _action_value(rows, values, cell, direction=way, slippery=True) for way in OFFSETS
             )
     return values
 
 
 def _action_value(
-    rows: Sequence[str], values: dict[Place, float], place: Place, *, direction: Direction, slippery: bool
+    rows: Sequence[str], values: dict[Place, float], cell: Place, *, direction: Direction, slippery: bool
 ) -> float:
     """Expected value of the place after a step."""
     directions = (direction, *_SLIP_DIRECTIONS[direction]) if slippery else (direction,)
-    nexts = [neighbor(place, each) for each in directions]
-    return sum(values.get(there if symbol_at(rows, there) else place, 0.0) for there in nexts) / len(directions)
+    nexts = [neighbor(cell, way) for way in directions]
+    return sum(values.get(target if symbol_at(rows, target) else cell, 0.0) for target in nexts) / len(directions)

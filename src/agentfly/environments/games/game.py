@@ -83,10 +83,10 @@ class TextGame(GameEnvironment):
         return self.view
 
 
-def neighbor(place: Place, direction: Direction) -> Place:
+def neighbor(cell: Place, direction: Direction) -> Place:
     """The adjacent place in a direction."""
     row, column = OFFSETS[direction]
-    return place[0] + row, place[1] + column
+    return cell[0] + row, cell[1] + column
 
 
 def distance(start: Place, end: Place) -> int:

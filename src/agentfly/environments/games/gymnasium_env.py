@@ -42,7 +42,7 @@ class GymnasiumEnvironment(TextGame):
     settings: ClassVar[Mapping[str, Any]] = {}
     """Keyword arguments of `gymnasium.make`; default for the task's column `settings`."""
     actions: ClassVar[Sequence[str]] = ()
-    """Action names in order; empty for the known names of the environment, or numbers."""
+    """Action names in order. Empty for the known names of the environment, or numbers."""
     _render_mode: ClassVar[str] = "ansi"
     """Rendering that is used if the environment has it."""
     _env: Any = None
@@ -52,7 +52,7 @@ class GymnasiumEnvironment(TextGame):
     def draw_tasks(cls, split: str = "train", count: int = 100, *, seed: int = 0) -> list[dict[str, Any]]:
         """Seeds of the environment `env_id` with the first observation as the question.
 
-        The split is a hash of the first observation; of the seed if all first observations are equal.
+        The split is a hash of the first observation, or of the seed if all first observations are equal.
         """
         env = cls()
 
@@ -62,8 +62,8 @@ class GymnasiumEnvironment(TextGame):
 
         def draw(random: Random, _: int) -> tuple[str, dict[str, Any]]:
             row = make_row(random.randrange(2**31))
-            shown = row["question"] + row.get("image", "")
-            return (shown if varied else str(row["seed"])), row
+            content = row["question"] + row.get("image", "")
+            return (content if varied else str(row["seed"])), row
 
         try:
             first = [make_row(number) for number in range(_PROBES)]
@@ -79,26 +79,26 @@ class GymnasiumEnvironment(TextGame):
     def begin_task(self, columns: Mapping[str, Any]) -> None:
         """Make the environment, unless the current one has the same id and settings, and reset it."""
         self.begin()
-        wanted = columns.get("env_id", self.env_id), dict(columns.get("settings", self.settings))
-        if self._env is None or self._made_with != wanted:
+        requested = columns.get("env_id", self.env_id), dict(columns.get("settings", self.settings))
+        if self._env is None or self._made_with != requested:
             self.close_env()
             with require_extra("GymnasiumEnvironment", "gymnasium"):
                 import gymnasium
-            env_id, settings = wanted
+            env_id, settings = requested
             try:
-                made = gymnasium.make(env_id, disable_env_checker=True, **settings)
-                if self._render_mode in made.metadata.get("render_modes", ()) and "render_mode" not in settings:
-                    made.close()
-                    made = gymnasium.make(env_id, disable_env_checker=True, render_mode=self._render_mode, **settings)
+                env = gymnasium.make(env_id, disable_env_checker=True, **settings)
+                if self._render_mode in env.metadata.get("render_modes", ()) and "render_mode" not in settings:
+                    env.close()
+                    env = gymnasium.make(env_id, disable_env_checker=True, render_mode=self._render_mode, **settings)
             except (gymnasium.error.Error, ModuleNotFoundError, TypeError, AttributeError) as error:
                 raise ConfigError(f"Gymnasium cannot make {env_id!r:.80}: {describe(error)}") from error
-            self._env, self._made_with = made, wanted
-        known = ACTIONS.get(str(wanted[0]).rpartition("-v")[0].rpartition("/")[2], ())
-        self._names = [str(name) for name in columns.get("actions", self.actions or known)]
+            self._env, self._made_with = env, requested
+        default_actions = ACTIONS.get(str(requested[0]).rpartition("-v")[0].rpartition("/")[2], ())
+        self._names = [str(name) for name in columns.get("actions", self.actions or default_actions)]
         try:
             observation, _ = self._env.reset(seed=columns.get("seed"), options=columns.get("options"))
         except Exception as error:
-            raise DataError(f"{wanted[0]} cannot be reset with these columns: {describe(error)}") from error
+            raise DataError(f"{requested[0]} cannot be reset with these columns: {describe(error)}") from error
         self.view = self._render(observation)
 
     async def _act(self, action: str) -> str:
@@ -126,7 +126,7 @@ class GymnasiumEnvironment(TextGame):
         return f"Actions: {', '.join(self._names or map(str, numbers)) or space}."
 
     def _parse_action(self, action: str) -> Any:
-        """The action as an element of the action space; None if it is not one."""
+        """The action as an element of the action space. None if it is not one."""
         from gymnasium.spaces import Discrete, Text
 
         space = self._env.action_space
@@ -182,7 +182,7 @@ class VisualGymnasium(GymnasiumEnvironment):
             from PIL import Image as Pillow
         if self._env.render_mode != "rgb_array":
             raise ConfigError(f"{self._env.spec.id} renders no images (rgb_array); GymnasiumEnvironment shows its text")
-        shown = os.environ.get("SDL_VIDEODRIVER")
+        driver = os.environ.get("SDL_VIDEODRIVER")
         os.environ["SDL_VIDEODRIVER"] = "dummy"  # for pygame, which would look for a display
         try:
             image = Pillow.fromarray(self._env.render())
@@ -190,7 +190,7 @@ class VisualGymnasium(GymnasiumEnvironment):
             raise ConfigError(f"{self._env.spec.id} cannot be drawn: {describe(error)}") from error
         finally:
             del os.environ["SDL_VIDEODRIVER"]
-            os.environ |= {"SDL_VIDEODRIVER": shown} if shown is not None else {}
+            os.environ |= {"SDL_VIDEODRIVER": driver} if driver is not None else {}
         image.thumbnail((self.max_edge, self.max_edge))
         self._frame = Image.of(image)
         return ""
@@ -209,8 +209,8 @@ class VisualGymnasium(GymnasiumEnvironment):
 def write_out_colors(rendering: str) -> str:
     """Replace the color codes of a rendering by text."""
 
-    def replace(found: re.Match[str]) -> str:
-        code, text = int(found[1]), found[2]
+    def replace(match: re.Match[str]) -> str:
+        code, text = int(match[1]), match[2]
         return f"{text}({_COLORS[code]})" if code in _COLORS else f"[{text}]"
 
     return _COLORED.sub(replace, rendering)

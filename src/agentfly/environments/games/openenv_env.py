@@ -50,7 +50,7 @@ class _ServerResponse(pydantic.BaseModel):
 
     @property
     def error(self) -> str:
-        details = [f"{'.'.join(map(str, each.loc))}: {each.msg}" for each in self.data.errors]
+        details = [f"{'.'.join(map(str, detail.loc))}: {detail.msg}" for detail in self.data.errors]
         return "; ".join([self.data.message, *details])[:1000]
 
 
@@ -60,9 +60,9 @@ class OpenEnvEnvironment(TextGame):
     address: ClassVar[str] = "http://127.0.0.1:8000"
     """URL of the server; default for the task's column `address`."""
     field: ClassVar[str] = ""
-    """The action field that receives the model's text; empty if the text is a JSON object with all fields."""
+    """The action field that receives the model's text. Empty if the text is a JSON object with all fields."""
     shows: ClassVar[str] = ""
-    """The observation field to show; empty for all fields as JSON."""
+    """The observation field to show. Empty for all fields as JSON."""
     max_action_length = 100_000
     answer_timeout: ClassVar[float] = 60.0
     """Seconds to wait for a response."""
@@ -72,19 +72,19 @@ class OpenEnvEnvironment(TextGame):
     async def reset(self, task: Task) -> None:
         """Reset the environment with the arguments in the column `reset`, such as a seed."""
         self.begin()
-        given = task.columns.get("reset", {})
-        if not isinstance(given, Mapping):
+        arguments = task.columns.get("reset", {})
+        if not isinstance(arguments, Mapping):
             raise ConfigError(
-                f"the column 'reset' must be an object with the arguments of the server's reset, not {given!r:.80}"
+                f"the column 'reset' must be an object with the arguments of the server's reset, not {arguments!r:.80}"
             )
         given_address = task.columns.get("address", self.address)
-        scheme, found, rest = str(given_address).partition("://")
+        scheme, separator, host = str(given_address).partition("://")
         schemes = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
-        if not found or scheme not in schemes:
+        if not separator or scheme not in schemes:
             raise ConfigError(
                 f"an OpenEnv server has an address such as http://127.0.0.1:8000, not {given_address!r:.80}"
             )
-        address = f"{schemes[scheme]}://{rest.rstrip('/')}/ws"
+        address = f"{schemes[scheme]}://{host.rstrip('/')}/ws"
         if self._socket is None or self._at != address:
             await self._disconnect()
             with require_extra("OpenEnvEnvironment", "openenv"):
@@ -94,7 +94,7 @@ class OpenEnvEnvironment(TextGame):
             except Exception as error:
                 raise EnvironmentFault(f"no OpenEnv server answers at {address}: {describe(error)}") from error
             self._at = address
-        response = await self._request({"type": "reset", "data": dict(given)})
+        response = await self._request({"type": "reset", "data": dict(arguments)})
         if response.type == "error":
             raise EnvironmentFault(f"the OpenEnv server at {address} could not reset: {response.error}")
         self.view = self._apply(response)

@@ -1,6 +1,6 @@
 """Questions of reasoning-gym's generators, answered once and scored by reasoning-gym.
 
-A row names generator, settings, seed and index; the question is regenerated for scoring, so task files are small and
+A row names generator, settings, seed and index. The question is regenerated for scoring, so task files are small and
 the scorer sees exactly what its generator made. Questions whose reference answer does not get the full score are not
 drawn.
 """
@@ -23,14 +23,14 @@ from agentfly.types import Task, ToolCall
 DATASETS = ("basic_arithmetic", "chain_sum", "gcd", "leg_counting", "number_sequence", "spell_backward")
 """The default generators."""
 MAX_ANSWER_LENGTH = 10_000
-"""Characters; longer answers are wrong."""
+"""Characters. Longer answers are wrong."""
 _PROBES = 10
 """Questions tried to find out whether a scorer accepts its generator's answers."""
 EVALUATED = frozenset({
     "binary_matrix", "countdown", "intermediate_integration", "n_queens", "polynomial_multiplication", "puzzle24",
     "simple_integration", "spiral_matrix", "string_insertion",
 })  # fmt: skip
-"""Generators whose scorers evaluate the answer as Python; only safe expressions are passed to them."""
+"""Generators whose scorers evaluate the answer as Python. Only safe expressions are passed to them."""
 _FUNCTIONS = frozenset(
     {"Abs", "acos", "asin", "atan", "cos", "cosh", "exp", "log", "sin", "sinh", "sqrt", "tan", "tanh"}
 )
@@ -159,11 +159,11 @@ def _is_safe_node(node: ast.AST) -> bool:
         case ast.Constant(value=value):
             return isinstance(value, int | float | str) and len(str(value)) <= _MAX_SIZE
         case ast.BinOp(op=ast.Pow(), left=base, right=exponent):
-            parts = list(ast.walk(exponent))
-            numbers = [part.value for part in parts if isinstance(part, ast.Constant)]
-            is_small = all(isinstance(each, int | float) and abs(each) <= _MAX_SIZE for each in numbers)
-            nested = any(isinstance(each, ast.Pow) for each in (*parts, *ast.walk(base)))
-            return is_small and not nested and not any(isinstance(each, ast.Call) for each in parts)
+            nodes = list(ast.walk(exponent))
+            numbers = [node.value for node in nodes if isinstance(node, ast.Constant)]
+            is_small = all(isinstance(number, int | float) and abs(number) <= _MAX_SIZE for number in numbers)
+            nested = any(isinstance(node, ast.Pow) for node in (*nodes, *ast.walk(base)))
+            return is_small and not nested and not any(isinstance(node, ast.Call) for node in nodes)
         case ast.BinOp(op=ast.Mult(), left=ast.List() | ast.Tuple() | ast.Constant(value=str())):
             return False
         case ast.BinOp(op=ast.Mult(), right=ast.List() | ast.Tuple() | ast.Constant(value=str())):

@@ -29,7 +29,7 @@ from agentfly.tooling import tool
 from agentfly.types import Task, ToolCall
 
 SYMBOLS = "#@+$*. "
-"""Wall, player, player on a goal, box, box on a goal, goal, floor; other symbol sets use the same order."""
+"""Wall, player, player on a goal, box, box on a goal, goal, floor. Other symbol sets use the same order."""
 FLOOR = " -_"
 MAX_POSITIONS = 300_000
 """Positions searched before the solver gives up."""
@@ -100,14 +100,14 @@ class Sokoban(GameEnvironment):
         return await self.play(direction)
 
     async def _act(self, direction: Direction) -> str:
-        after = self._room.move(self._state, direction)
-        if after is None:
+        next_state = self._room.move(self._state, direction)
+        if next_state is None:
             return f"The way is blocked.\n{self.render(self._room, self._state)}"
-        self._state = after
-        self.won = self.over = self._room.is_goal(after)
+        self._state = next_state
+        self.won = self.over = self._room.is_goal(next_state)
         self.score = float(self.won)
         ending = "\nEvery box is on a goal." if self.won else ""
-        return self.render(self._room, after) + ending
+        return self.render(self._room, next_state) + ending
 
     def expert(self) -> ToolCall | str:
         """The next move of a shortest solution; a message if the level has become unsolvable."""
@@ -141,17 +141,17 @@ class SokobanRoom:
     goals: frozenset[Place]
 
     def move(self, state: SokobanState, direction: Direction) -> SokobanState | None:
-        """The state after a step, which may push a box; None if the step is blocked."""
+        """The state after a step, which may push a box. None if the step is blocked."""
         player, boxes = state
-        there = neighbor(player, direction)
-        if there not in self.floor:
+        target = neighbor(player, direction)
+        if target not in self.floor:
             return None
-        if there not in boxes:
-            return SokobanState(there, boxes)
-        behind = neighbor(there, direction)
+        if target not in boxes:
+            return SokobanState(target, boxes)
+        behind = neighbor(target, direction)
         if behind not in self.floor or behind in boxes:
             return None
-        return SokobanState(there, boxes - {there} | {behind})
+        return SokobanState(target, boxes - {target} | {behind})
 
     def predecessors(self, state: SokobanState) -> Iterator[SokobanState]:
         """All states from which one step, with or without a push, leads to this one."""
@@ -177,13 +177,13 @@ class SokobanRoom:
     def render(self, state: SokobanState, symbols: str = SYMBOLS) -> str:
         """The level as rows of symbols."""
 
-        def symbol_index(place: Place) -> int:
-            goal = place in self.goals
-            if place not in self.floor:
+        def symbol_index(cell: Place) -> int:
+            goal = cell in self.goals
+            if cell not in self.floor:
                 return 0
-            if place == state.player:
+            if cell == state.player:
                 return 2 if goal else 1
-            if place in state.boxes:
+            if cell in state.boxes:
                 return 4 if goal else 3
             return 5 if goal else 6
 
@@ -208,7 +208,7 @@ class SearchLimitReached(Exception):
 
 
 def solve(room: SokobanRoom, start: SokobanState) -> dict[SokobanState, Direction] | None:
-    """A shortest solution as the direction to take in each of its states; None if there is none."""
+    """A shortest solution as the direction to take in each of its states. None if there is none."""
     parents: dict[SokobanState, tuple[SokobanState, Direction] | None] = {start: None}
     queue = deque([start])
     while queue:
@@ -220,11 +220,11 @@ def solve(room: SokobanRoom, start: SokobanState) -> dict[SokobanState, Directio
                 path[state] = direction
             return path
         for direction in OFFSETS:
-            after = room.move(state, direction)
-            if after is None or after in parents or any(map(room.is_stuck, after.boxes - state.boxes)):
+            next_state = room.move(state, direction)
+            if next_state is None or next_state in parents or any(map(room.is_stuck, next_state.boxes - state.boxes)):
                 continue
-            parents[after] = state, direction
-            queue.append(after)
+            parents[next_state] = state, direction
+            queue.append(next_state)
         if len(parents) > MAX_POSITIONS:
             raise SearchLimitReached
     return None
@@ -233,17 +233,17 @@ def solve(room: SokobanRoom, start: SokobanState) -> dict[SokobanState, Directio
 def draw_level(
     random: Random, size: int, boxes: int, *, shortest: int, longest: int
 ) -> tuple[SokobanRoom, SokobanState] | None:
-    """A level whose solution takes `shortest` to `longest` moves; None if the drawn room has none."""
+    """A level whose solution takes `shortest` to `longest` moves. None if the drawn room has none."""
     inside = [(y, x) for y in range(1, size - 1) for x in range(1, size - 1)]
     walls = set(random.sample(inside, random.randint(0, len(inside) // 5)))
-    free = [place for place in inside if place not in walls]
+    free = [cell for cell in inside if cell not in walls]
     goals = frozenset(random.sample(free, boxes))
 
     # All free places must be connected.
     left, queue = set(free[1:]), [free[0]]
     while queue:
-        place = queue.pop()
-        near = left & {neighbor(place, direction) for direction in OFFSETS}
+        cell = queue.pop()
+        near = left & {neighbor(cell, direction) for direction in OFFSETS}
         left -= near
         queue += near
     if left:

@@ -38,7 +38,7 @@ class TextWorldGame(TextGame):
     pool = Pool(runtime="process", reset_timeout=180.0)
     scored_by = "game_won"
     folder: ClassVar[str | None] = None
-    """Folder of compiled games; None for AgentFly's cache."""
+    """Folder of compiled games. None for AgentFly's cache."""
     _env: Any = None
 
     @classmethod
@@ -101,19 +101,19 @@ class TextWorldGame(TextGame):
         from agentfly.models.cache import cache_root
 
         folder = Path(self.folder) if self.folder else cache_root().parent / "textworld"
-        place = folder / hashlib.sha256(source.encode()).hexdigest()[:20]
-        if not place.is_dir():
+        game_folder = folder / hashlib.sha256(source.encode()).hexdigest()[:20]
+        if not game_folder.is_dir():
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=folder) as draft:
                 options = GameOptions()
                 options.path = f"{draft}/game/game.z8"
                 compile_game(game(), options)
                 try:
-                    os.rename(f"{draft}/game", place)
+                    os.rename(f"{draft}/game", game_folder)
                 except OSError:
-                    if not place.is_dir():  # otherwise another instance was faster
+                    if not game_folder.is_dir():  # otherwise another instance was faster
                         raise
-        return place / "game.z8"
+        return game_folder / "game.z8"
 
     async def _act(self, action: str) -> str:
         self._state, _, done = self._env.step(" ".join(action.split()) or "look")

@@ -1,4 +1,4 @@
-"""Questions about images, with a tool that zooms into a part; and the reward for the exact answer."""
+"""Questions about images, with a tool that zooms into a part, and the reward for the exact answer."""
 
 from __future__ import annotations
 
@@ -81,14 +81,14 @@ class ImageQA(Environment):
             bottom: Lower edge of the part, greater than top.
         """
         if not (0 <= left < right <= COORDINATE_MAX and 0 <= top < bottom <= COORDINATE_MAX):
-            wrong = f"Error: left < right and top < bottom must be from 0 to {COORDINATE_MAX}."
-            return {"observation": f"{wrong} You gave {left}, {top}, {right}, {bottom}."[:300]}
+            error = f"Error: left < right and top < bottom must be from 0 to {COORDINATE_MAX}."
+            return {"observation": f"{error} You gave {left}, {top}, {right}, {bottom}."[:300]}
         width, height = self.image.size
         # At least MIN_PIXELS in each direction, or the whole image if it is smaller.
         box = (*_widen(left, right, width), *_widen(top, bottom, height))
         self._zooms += 1
-        part = self.image.crop((box[0], box[2], box[1], box[3]))
-        return {"observation": "", "image": Image.of(resize(part, self.max_edge)), "pixels": list(part.size)}
+        cropped = self.image.crop((box[0], box[2], box[1], box[3]))
+        return {"observation": "", "image": Image.of(resize(cropped, self.max_edge)), "pixels": list(cropped.size)}
 
     def expert(self) -> ToolCall | str:
         """Zoom into the part that shows the answer, then answer. Only drawn tasks have one."""
@@ -131,8 +131,8 @@ def image_qa_match(prediction: str, answer: str) -> float:
 
     The answer is the last `<answer>…</answer>` of the final reply, or the whole reply without one.
     """
-    given, right = (_normalize(text) for text in (extract_answer(prediction), str(answer)))
-    return float(given == right)
+    predicted, right = (_normalize(text) for text in (extract_answer(prediction), str(answer)))
+    return float(predicted == right)
 
 
 def _normalize(text: str) -> str | float:

@@ -1,7 +1,7 @@
-"""Charts, tables, maps and documents, drawn with Pillow from a seed; each has a question with one exact answer.
+"""Charts, tables, maps and documents, drawn with Pillow from a seed. Each has a question with one exact answer.
 
 The same kind and seed give the same question, answer and pixels. `evidence` is the part of the image that shows the
-answer; in the overview that a task shows, its text is too small to read with certainty.
+answer. In the overview that a task shows, its text is too small to read with certainty.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def draw_table(random: Random, draw: ImageDraw.ImageDraw) -> Drawn:
     draw.line((MARGIN, MARGIN + height, WIDTH - MARGIN, MARGIN + height), INK, 2)
 
     row, column = random.choice(rows), random.choice(columns)
-    values = {each: cells[each][column] for each in rows}
+    values = {row: cells[row][column] for row in rows}
     best = max(values, key=values.__getitem__)
     whole_column = join_boxes([boxes["", ""], boxes[rows[-1], column]])
     if random.random() < 0.5 or list(values.values()).count(values[best]) > 1:
@@ -190,8 +190,8 @@ def draw_map(random: Random, draw: ImageDraw.ImageDraw) -> Drawn:
     first, second = random.choice(list(roads))
     pair = join_boxes([(x - 40, y - 34, x + 40, y + 16) for x, y in (places[first], places[second])])
     north = min(names, key=lambda name: places[name][1])
-    others = sorted(places[name][1] for name in names)
-    if random.random() < 0.7 or others[1] - others[0] < 12:
+    positions = sorted(places[name][1] for name in names)
+    if random.random() < 0.7 or positions[1] - positions[0] < 12:
         return f"How long is the road between {first} and {second}?", str(roads[first, second]), pair
     return "Which town of the map lies farthest north (up)?", north, (0, 0, WIDTH, HEIGHT / 2)
 

@@ -7,7 +7,7 @@
 
 The answer cannot be memorized: people and facts are drawn for each task, and the only tool returns one fact per call.
 So a task takes two calls, the second about the person that the first one returned, and then the answer. The tiny model
-has been pretrained on many uses of the tool, most of them wrong; rewards alone teach it the right one. Evaluation tasks
+has been pretrained on many uses of the tool, most of them wrong. Rewards alone teach it the right one. Evaluation tasks
 are about people who appear in no training task.
 """
 

@@ -1,6 +1,6 @@
 """MathWithPython, MathJudge, which compares mathematical answers, and the rewards that use it.
 
-math-verify limits its time by a signal, which Python handles only in the main thread and only between two bytecodes; an
+math-verify limits its time by a signal, which Python handles only in the main thread and only between two bytecodes. An
 answer such as 9**9**9**9 is one operation that never ends. So worker processes (`judge_inside`) compare answers, and
 the kernel ends them at their limit of CPU time. An answer that exceeds it is wrong.
 
@@ -153,10 +153,10 @@ class _JudgeProcess:
             raise EnvironmentFault(f"math-verify does not start in {sys.executable}; try to import it there") from None
 
     def compare(self, answer: str, expected: str) -> dict[str, Any] | None:
-        """Return the verdict; None if the process ended before it replied."""
+        """Return the verdict. None if the process ended before it replied."""
         self.answers += 1
         try:
-            self._channel.sendall(pack(DATA, json.dumps({"given": answer, "right": expected}).encode()))
+            self._channel.sendall(pack(DATA, json.dumps({"answer": answer, "right": expected}).encode()))
             verdict: dict[str, Any] = json.loads(receive(self._channel, NO_LIMIT)[1])
         except (OSError, EOFError):
             return None
@@ -178,7 +178,7 @@ async def math_equal(prediction: str, answer: str | float, judge: MathJudge) -> 
 async def math_equal_tool(
     prediction: str, answer: str | float, trajectory: Trajectory, judge: MathJudge
 ) -> dict[str, float]:
-    """1 if the answer is right and a tool was called before it, 0.1 if it is wrong; 0 without a tool call."""
+    """1 if the answer is right and a tool was called before it, 0.1 if it is wrong. 0 without a tool call."""
     return await _score(prediction, answer, judge, used_tool=has_successful_call(trajectory))
 
 
@@ -210,7 +210,7 @@ async def _score(prediction: str, answer: str | float, judge: MathJudge, **condi
 def has_thoughts(trajectory: Trajectory) -> bool:
     """Whether there are replies of the model and each has a thought.
 
-    The template separates the thought; if a server renders the messages, it is still in the text.
+    The template separates the thought. If a server renders the messages, it is still in the text.
     """
     spans = [span for segment in trajectory.segments for span in segment.spans if span.author is Author.MODEL]
     replies = [message for span in spans for message in span.messages]

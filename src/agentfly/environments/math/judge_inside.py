@@ -51,31 +51,31 @@ _EMPHASIS = re.compile(r"(?<![\w)\]}\\])(\*{1,3}|_{1,3}|`{1,3})(?=\S)((?:[^\n*`]
 _ROOT = re.compile(r"(?<![\\a-zA-Z])sqrt\s*\(|√\s*\(|√\s*(\d+|[a-zA-Z])")
 
 
-def compare(given: str, right: str) -> dict[str, bool]:
-    """Whether the given answer equals the right one, and whether the right one can be read as mathematics."""
+def compare(answer: str, right: str) -> dict[str, bool]:
+    """Whether the answer equals the right one, and whether the right one can be read as mathematics."""
     right = _expand_numbers(right)
     gold: list[Any] = []
     if not _WORDS.fullmatch(right):
         marked = right if _MARKED.search(right) else rf"\boxed{{{_to_latex(right)}}}"
         gold = parse(marked, _TARGETS, parsing_timeout=None)
-    if any(each in (sympy.zoo, sympy.nan) for each in gold):
+    if any(value in (sympy.zoo, sympy.nan) for value in gold):
         gold = []
-    given = _EMPHASIS.sub(r"\2", _EMPHASIS.sub(r"\2", given)).strip()  # twice: `**_10_**`
+    answer = _EMPHASIS.sub(r"\2", _EMPHASIS.sub(r"\2", answer)).strip()  # twice: `**_10_**`
     if _is_number(gold):
-        given = given.rstrip("!")  # a computed number is no factorial
-    answer = parse(_mark_answer(_expand_numbers(given)), _TARGETS, parsing_timeout=None) if gold else []
-    if _is_number(gold) and not _is_number(answer):
-        answer = []  # math-verify would compute the number, which is what the model has to do
+        answer = answer.rstrip("!")  # a computed number is no factorial
+    parsed = parse(_mark_answer(_expand_numbers(answer)), _TARGETS, parsing_timeout=None) if gold else []
+    if _is_number(gold) and not _is_number(parsed):
+        parsed = []  # math-verify would compute the number, which is what the model has to do
     # math-verify reads a pair such as (3, 4) as an interval: `3 < x < 4` equals only what can be nothing else.
     is_interval = re.search(r"[\[\]]|\\infty|\\cup", right) is not None
-    is_right = bool(answer) and verify(gold, answer, timeout_seconds=None, allow_set_relation_comp=is_interval)
+    is_right = bool(parsed) and verify(gold, parsed, timeout_seconds=None, allow_set_relation_comp=is_interval)
     return {"readable": bool(gold), "right": is_right}
 
 
 def _expand_numbers(text: str) -> str:
     """Write numbers in plain digits: `1\\,000\\,000` and `1e6` as 1000000."""
-    text = _GROUPS.sub(lambda found: "".join(filter(str.isdigit, found[0])), text)
-    return _EXPONENT.sub(lambda found: f"{decimal.Decimal(found[0]):f}", text)
+    text = _GROUPS.sub(lambda match: "".join(filter(str.isdigit, match[0])), text)
+    return _EXPONENT.sub(lambda match: f"{decimal.Decimal(match[0]):f}", text)
 
 
 def _to_latex(formula: str) -> str:
@@ -91,19 +91,19 @@ def _to_latex(formula: str) -> str:
 def _convert_roots(formula: str) -> str:
     converted = ""
     position = 0
-    while found := _ROOT.search(formula, position):
-        radicand, end = found[1], found.end()
+    while root := _ROOT.search(formula, position):
+        radicand, end = root[1], root.end()
         if radicand is None:  # it is in parentheses: find the closing one
             depth = 1
-            for end in range(found.end(), len(formula)):
+            for end in range(root.end(), len(formula)):
                 depth += (formula[end] == "(") - (formula[end] == ")")
                 if depth == 0:
                     break
             if depth:
                 break
-            radicand = _convert_roots(formula[found.end() : end])
+            radicand = _convert_roots(formula[root.end() : end])
             end += 1
-        converted = rf"{converted}{formula[position : found.start()]}\sqrt{{{radicand}}}"
+        converted = rf"{converted}{formula[position : root.start()]}\sqrt{{{radicand}}}"
         position = end
     return converted + formula[position:]
 
@@ -115,11 +115,11 @@ def _is_number(parsed: list[Any]) -> bool:
         value = value.rhs
     if isinstance(value, sympy.Mul) and len(value.args) == 2:  # a number times a power of ten, or a percentage
         percent = sympy.UnevaluatedExpr(sympy.Rational(1, 100))
-        factors = [each for each in value.args if each != percent and not _is_power_of_ten(each)]
+        factors = [factor for factor in value.args if factor != percent and not _is_power_of_ten(factor)]
         if len(factors) < 2:
             value = factors[0] if factors else None
-    fractions = [tuple(map(int, filter(None, parts))) for parts in _FRACTION.findall(text)]
-    is_reduced = all(math.gcd(*parts) == 1 < parts[1] for parts in fractions)
+    fractions = [tuple(map(int, filter(None, pair))) for pair in _FRACTION.findall(text)]
+    is_reduced = all(math.gcd(*pair) == 1 < pair[1] for pair in fractions)
     is_number = isinstance(value, sympy.Number) or _is_power_of_ten(value)
     return is_number and is_reduced and not _SEVERAL.search(_FRACTION.sub("", text))
 
@@ -128,22 +128,22 @@ def _is_power_of_ten(value: Any) -> bool:
     return isinstance(value, sympy.Pow) and value.base == 10 and isinstance(value.exp, sympy.Integer)
 
 
-def _mark_answer(given: str) -> str:
+def _mark_answer(answer: str) -> str:
     """Box the answer of a text, so that math-verify reads all of it: of `6 - 5i` it would read 5.
 
-    The answer is the last box, the whole text, or what follows "the answer is", if that is one formula; or a matrix at
+    The answer is the last box, the whole text, or what follows "the answer is", if that is one formula, or a matrix at
     the end. A text without such an answer is returned as it is.
     """
-    if (boxed := given.rfind(r"\boxed")) >= 0:
-        return _BOXED_PLAIN.sub(lambda found: rf"\boxed{{{_to_latex(found[1])}}}", given[boxed:])
-    text = given.strip(' \n\t"“”').rstrip(".,;:")
+    if (boxed := answer.rfind(r"\boxed")) >= 0:
+        return _BOXED_PLAIN.sub(lambda match: rf"\boxed{{{_to_latex(match[1])}}}", answer[boxed:])
+    text = answer.strip(' \n\t"“”').rstrip(".,;:")
     if _MARKED.search(text):
-        return given
+        return answer
     lower = text.lower()
 
     def text_after(phrases: tuple[str, ...]) -> str:
         """The text after the last of these phrases; all of it if there is none."""
-        ends = [lower.rfind(each) + len(each) for each in phrases if each in lower]
+        ends = [lower.rfind(phrase) + len(phrase) for phrase in phrases if phrase in lower]
         return text[max(ends, default=0) :]
 
     for candidate in (text, text_after(_ANSWER_PHRASES).strip(" :")):
@@ -152,7 +152,7 @@ def _mark_answer(given: str) -> str:
         if len(bare) <= _MAX_BARE and _BARE.fullmatch(bare):
             return rf"\boxed{{{formula}}}"
     matrix = text_after(_RESULT_PHRASES).strip()
-    return rf"\boxed{{{matrix}}}" if _MATRIX.fullmatch(matrix) else given
+    return rf"\boxed{{{matrix}}}" if _MATRIX.fullmatch(matrix) else answer
 
 
 def main(seconds: float, memory: int) -> None:

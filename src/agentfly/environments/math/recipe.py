@@ -7,8 +7,8 @@ r"""Arithmetic with a Python interpreter: what is 461 * 996 + 650?
     agentfly train math_with_python model=warm
     agentfly train math_with_python model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
 
-The numbers are drawn from a seed, and no problem is in two splits. Level 1 has sums in digits and in words; levels 2
-and 3 are word problems of several steps and problems that take a loop. The commands need a GPU; the recipe
+The numbers are drawn from a seed, and no problem is in two splits. Level 1 has sums in digits and in words. Levels 2
+and 3 are word problems of several steps and problems that take a loop. The commands need a GPU. The recipe
 `math_suboptimal` trains a model of a million parameters on a CPU.
 """
 

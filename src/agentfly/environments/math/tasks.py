@@ -32,7 +32,7 @@ LEVELS = (1, 2, 3)
 GSM8K = DatasetSource("GSM8K", "https://github.com/openai/grade-school-math (train.jsonl and test.jsonl)", "math")
 MATH = DatasetSource("MATH", "https://github.com/hendrycks/math, MATH-500 https://github.com/openai/prm800k", "math")
 _INSTRUCTION = re.compile(r"\s*Please reason step by step, and put your final answer within \\boxed\{\}\.?\s*$")
-"""An instruction at the end of the question in some copies of the files; it is removed."""
+"""An instruction at the end of the question in some copies of the files. It is removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class ProblemKind:
 def load_kinds(level: int) -> tuple[ProblemKind, ...]:
     """Load the problem kinds of a level."""
     kinds = load_toml(__package__, "problems.toml")["kinds"]
-    return tuple(ProblemKind(**each) for each in kinds if each["level"] == level)
+    return tuple(ProblemKind(**kind) for kind in kinds if kind["level"] == level)
 
 
 def draw_tasks(split: str, count: int, seed: int, levels: Sequence[int]) -> list[dict[str, Any]]:
@@ -101,7 +101,7 @@ def math_tasks(split: str) -> list[dict[str, Any]]:
 def _load_tasks(source: DatasetSource, name: str, split: str, *, files: tuple[str, ...]) -> list[dict[str, Any]]:
     validate_split(split)
     tasks = []
-    for number, (place, row) in enumerate(read_rows(source.file(*files))):
+    for number, (source_line, row) in enumerate(read_rows(source.file(*files))):
         question = row.get("question", row.get("problem"))
         answer: str | None
         if source is GSM8K:  # the answer is at the end of the solution
@@ -112,7 +112,7 @@ def _load_tasks(source: DatasetSource, name: str, split: str, *, files: tuple[st
         else:
             answer = extract_box(str(row.get("solution", "")))
         if not isinstance(question, str) or not answer:
-            raise DataError(f"{place}: a problem of {source.name} has a question and its answer, not {row!r:.80}")
+            raise DataError(f"{source_line}: a problem of {source.name} has a question and its answer, not {row!r:.80}")
         if in_dataset_split(question, split):
             extra: dict[str, Any] = {key: row[key] for key in ("level", "subject") if key in row}
             question = _INSTRUCTION.sub("", question)
@@ -121,7 +121,7 @@ def _load_tasks(source: DatasetSource, name: str, split: str, *, files: tuple[st
 
 
 def extract_box(text: str) -> str | None:
-    r"""Return the content of the last \boxed{…} of a text, braces included; None if none is closed."""
+    r"""Return the content of the last \boxed{…} of a text, braces included. None if none is closed."""
     start = text.rfind(r"\boxed{")
     depth = 0
     for index in range(start + len(r"\boxed"), len(text) if start >= 0 else 0):

@@ -1,7 +1,7 @@
 """MiniWoB++ (Liu et al., 2018) in a real Chromium: screenshots, and clicks, keys and text.
 
 The tasks' own pages run unchanged. A page is seeded before its first script runs, and the episode has no time limit, so
-an episode follows from the task and the actions alone; the reward is the page's own, without its discount for time.
+an episode follows from the task and the actions alone. The reward is the page's own, without its discount for time.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class MiniWoB(BrowserEnvironment):
             raise DataError(f"task {task.id!r} needs a whole number in the column 'seed', not {seed!r:.40}")
         self.task = find_page(name)
         self.score = 0.0
-        """The page's reward, from -1 to 1; 0 until the episode is over."""
+        """The page's reward, from -1 to 1. 0 until the episode is over."""
         self.over = False
         self._seen = False
         self.actions = 0
@@ -195,10 +195,10 @@ class MiniWoB(BrowserEnvironment):
 @functools.cache
 def find_html() -> Path:
     """The folder with MiniWoB++'s pages. Raises ConfigError if the package is missing."""
-    found = importlib.util.find_spec("miniwob")  # found without importing it, which would register its environments
-    if found is None or not found.submodule_search_locations:
+    spec = importlib.util.find_spec("miniwob")  # found without importing it, which would register its environments
+    if spec is None or not spec.submodule_search_locations:
         raise ConfigError(f"MiniWoB needs miniwob, which is not installed: {install_command('gui')}")
-    return Path(found.submodule_search_locations[0]) / "html"
+    return Path(spec.submodule_search_locations[0]) / "html"
 
 
 def find_page(name: object) -> str:
@@ -214,7 +214,7 @@ def find_page(name: object) -> str:
 
 
 def serve_file(path: str, *, seed: int) -> bytes | None:
-    """A file of MiniWoB++ for the browser; None if there is none.
+    """A file of MiniWoB++ for the browser. None if there is none.
 
     seed: of the random numbers, which some pages draw before the episode starts.
     """
@@ -228,7 +228,7 @@ def serve_file(path: str, *, seed: int) -> bytes | None:
 
 @reward
 def miniwob_reward(env: MiniWoB) -> dict[str, Any]:
-    """The page's own reward, -1 to 1, without its discount for time; 0 if the episode is not over.
+    """The page's own reward, -1 to 1, without its discount for time. 0 if the episode is not over.
 
     Metrics: `success` (the reward is positive), and `actions`, the number of actions.
     """

@@ -1,4 +1,4 @@
-"""Program synthesis: functions to write, scored by hidden tests; generated tasks and MBPP."""
+"""Program synthesis: functions to write, scored by hidden tests. Generated tasks and MBPP."""
 
 from agentfly.environments.programs.environment import ProgramSynthesis, mbpp_tasks
 

@@ -1,9 +1,9 @@
-"""ProgramSynthesis: a function to write, with a Python interpreter to try it in; generated tasks, and MBPP.
+"""ProgramSynthesis: a function to write, with a Python interpreter to try it in. Generated tasks, and MBPP.
 
 The hidden tests are a column of the task and never in the model's session: the reward `unit_tests` runs them in a
 session of the judge.
 
-A generated task has one example in the question and hidden tests. The functions are in `functions.toml`; most are
+A generated task has one example in the question and hidden tests. The functions are in `functions.toml`. Most are
 composed of parts. The body of the function decides the split of a task, whatever the function is called.
 
 MBPP (mostly basic Python problems) is read from the folder `code` of AGENTFLY_DATA. The splits are the authors', by
@@ -28,7 +28,7 @@ _MAX_ATTEMPTS = 20
 """Sets of tests that are tried for one function."""
 MBPP = DatasetSource("MBPP", "https://github.com/google-research/google-research/tree/master/mbpp (mbpp.jsonl)", "code")
 MBPP_SPLITS = {"prompt": range(1, 11), "test": range(11, 511), "validation": range(511, 601), "train": range(601, 975)}
-"""Task numbers of each split; `prompt` tasks are examples for few-shot prompts."""
+"""Task numbers of each split. `prompt` tasks are examples for few-shot prompts."""
 _MBPP_COLUMNS = {"question": ("query", "text", "prompt"), "solution": ("gold", "code"), "tests": ("tests", "test_list")}
 """Column names in InterCode's file and in the authors' own."""
 KINDS = ("numbers", "strings", "lists")
@@ -50,27 +50,25 @@ def mbpp_tasks(split: str, *, shown: int = 1) -> list[dict[str, Any]]:
     Args:
         split: `prompt`, `test`, `validation` or `train`.
         shown: Number of tests in the question, from which the model learns the function's name. The other ones decide
-            the reward; if all are shown, all decide.
+            the reward. If all are shown, all decide.
     """
     numbers = MBPP_SPLITS[validate_split(split, tuple(MBPP_SPLITS))]
     if shown < 1:
         raise DataError(f"shown={shown}: at least one test must be shown, or the function's name is unknown")
     tasks = []
-    for place, row in read_rows(MBPP.file("mbpp.json", "mbpp.jsonl")):
+    for source, row in read_rows(MBPP.file("mbpp.json", "mbpp.jsonl")):
         if not isinstance(row.get("task_id"), int):
             raise DataError(
-                f"{place}: a task of MBPP has its number as task_id, by which it is in a split, not {row!r:.80}"
+                f"{source}: a task of MBPP has its number as task_id, by which it is in a split, not {row!r:.80}"
             )
         if row["task_id"] not in numbers:
             continue
-        columns = {
-            name: next((row[each] for each in keys if each in row), None) for name, keys in _MBPP_COLUMNS.items()
-        }
+        columns = {name: next((row[key] for key in keys if key in row), None) for name, keys in _MBPP_COLUMNS.items()}
         tests = columns["tests"]
         texts = [columns["question"], columns["solution"], *(tests if isinstance(tests, list) else [None])]
-        if not tests or not all(isinstance(each, str) for each in texts):
-            raise DataError(f"{place}: a task of MBPP has a question, a solution and a list of tests, not {row!r:.80}")
-        statement, solution, *tests = (each.replace("\r\n", "\n").strip() for each in texts)
+        if not tests or not all(isinstance(test, str) for test in texts):
+            raise DataError(f"{source}: a task of MBPP has a question, a solution and a list of tests, not {row!r:.80}")
+        statement, solution, *tests = (text.replace("\r\n", "\n").strip() for text in texts)
         examples = "\n".join(tests[:shown])
         task = {
             "id": f"mbpp/{row['task_id']}",
@@ -106,13 +104,13 @@ class ProgramSynthesis(CodeInterpreter):
             function = random.choice(functions[kind])
             if "items" in function:
                 # A pipeline: draw a condition, a change and a result for its items.
-                parts = functions["parts"][function["parts"]]
-                condition_words, condition = random.choice(parts["conditions"]) if random.random() < 0.8 else ("", "")
-                change_words, change = random.choice(parts["changes"]) if random.random() < 0.7 else ("", "x")
-                result_words, result = random.choice(parts["results"])
+                phrases = functions["parts"][function["parts"]]
+                condition_words, condition = random.choice(phrases["conditions"]) if random.random() < 0.8 else ("", "")
+                change_words, change = random.choice(phrases["changes"]) if random.random() < 0.7 else ("", "x")
+                result_words, result = random.choice(phrases["results"])
                 items = function["items"]
                 first = f"Take {items} that {condition_words}." if condition_words else f"Take {items}."
-                statement = " ".join(each for each in (first, change_words, result_words) if each)
+                statement = " ".join(phrase for phrase in (first, change_words, result_words) if phrase)
                 generator = f"{change} for x in {function['expression']}" + (f" if {condition}" if condition else "")
                 body = f"return {result.replace('@', generator)}"
             else:

@@ -57,7 +57,7 @@ async def run_examples(judge: RepairJudge, package: Package, sources: Mapping[st
 async def index_mutation(
     judge: RepairJudge, package: Package, mutation: Mutation, expected: list[str]
 ) -> dict[str, Any] | None:
-    """Return the index entry of a mutation; None if it makes no good task.
+    """Return the index entry of a mutation. None if it makes no good task.
 
     `expected` are the values of the examples without a bug.
     """
@@ -70,10 +70,14 @@ async def index_mutation(
     if not 0 < len(failed) <= MAX_FAILING * verdict.total:
         return None
     actual = await run_examples(judge, package, encoded)
-    for example, wrong, right in zip(package.examples, actual, expected, strict=False):
-        if wrong != right and max(len(wrong), len(right)) <= _MAX_VALUE_LENGTH and " at 0x" not in wrong:
+    for example, mutated_output, right in zip(package.examples, actual, expected, strict=False):
+        if (
+            mutated_output != right
+            and max(len(mutated_output), len(right)) <= _MAX_VALUE_LENGTH
+            and " at 0x" not in mutated_output
+        ):
             fails = [name for name in list_test_names(package.hidden) if name in failed]
-            report = {"example": example, "came": wrong, "expected": right}
+            report = {"example": example, "came": mutated_output, "expected": right}
             return {"package": package.name, **asdict(mutation), "fails": fails, **report}
     return None
 
@@ -86,8 +90,8 @@ async def build_index() -> list[dict[str, Any]]:
     for name in NAMES:
         package = load_package(name)
         expected = await run_examples(judge, package)
-        candidates = [each for path, text in package.sources.items() for each in mutations(path, text)]
-        entries = await asyncio.gather(*(index_mutation(judge, package, each, expected) for each in candidates))
+        candidates = [mutation for path, text in package.sources.items() for mutation in mutations(path, text)]
+        entries = await asyncio.gather(*(index_mutation(judge, package, mutation, expected) for mutation in candidates))
         tasks = [entry for entry in entries if entry is not None]
         index += tasks
         print(f"{name}: {len(tasks)} of {len(candidates)} mutations make good tasks", flush=True)

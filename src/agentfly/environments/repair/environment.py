@@ -1,4 +1,4 @@
-"""Repair: a Python package with a bug in a sandbox session, to read, run and repair; and its rewards.
+"""Repair: a Python package with a bug in a sandbox session, to read, run and repair, and its rewards.
 
 The session has the package and some of its tests. The hidden tests are never in it: the reward takes only the package's
 source files and runs the tests on them in another session (see `judge`). Rewards have no time limit of their own: the
@@ -22,7 +22,7 @@ from agentfly.scoring import reward
 from agentfly.types import Task, ToolCall
 
 _MAX_FILE_BYTES = 1 << 20
-"""Largest source file; larger ones are ignored."""
+"""Largest source file. Larger ones are ignored."""
 _CONTEXT_LINES = 5
 """Lines that the expert reads before and after the bug."""
 
@@ -67,14 +67,14 @@ class Repair(CodeInterpreter):
     async def sources(self) -> dict[str, bytes]:
         """Return the package's current source files by path."""
         package = self._columns["package"]
-        found = dict[str, bytes]()
+        contents = dict[str, bytes]()
         for folder, recursive in ((package, True), (posixpath.dirname(package) or ".", False)):
             # The package may be a single module, and files may disappear while they are listed.
             with contextlib.suppress(FileAccessError):
                 for entry in await self.session.list_files(folder, recursive=recursive):
                     if entry.kind == "file" and entry.size <= _MAX_FILE_BYTES and is_source(entry.path, package):
-                        found[entry.path] = await self.session.get(entry.path, _MAX_FILE_BYTES)
-        return found
+                        contents[entry.path] = await self.session.get(entry.path, _MAX_FILE_BYTES)
+        return contents
 
     async def expert(self) -> ToolCall | str:
         """Read the lines around the bug, correct it, run the visible tests."""
@@ -92,10 +92,10 @@ class Repair(CodeInterpreter):
         # `edit_file` needs a text that occurs once: take as many lines before the bug as make it unique.
         text = "\n".join(lines)
         for first in range(bug.line - 1, -1, -1):
-            before = lines[first : bug.line - 1]
-            old = "\n".join([*before, bug.after])
+            preceding = lines[first : bug.line - 1]
+            old = "\n".join([*preceding, bug.after])
             if text.count(old) == 1:
-                return ToolCall("edit_file", {"path": bug.path, "old": old, "new": "\n".join([*before, bug.before])})
+                return ToolCall("edit_file", {"path": bug.path, "old": old, "new": "\n".join([*preceding, bug.before])})
         raise AssertionError("the whole text occurs once in itself")
 
     async def _read_text(self, path: str) -> str:
@@ -121,7 +121,7 @@ async def repair_success(
 async def tests_pass(
     env: Repair, judge: RepairJudge, task: Task, fail_to_pass: Sequence[str], pass_to_pass: Sequence[str]
 ) -> dict[str, Any]:
-    """The fraction of the failing hidden tests that pass now; 0 if another test is broken."""
+    """The fraction of the failing hidden tests that pass now. 0 if another test is broken."""
     fixed, intact = await _pass_rates(env, judge, task, fail_to_pass=fail_to_pass, pass_to_pass=pass_to_pass)
     return {"reward": fixed if intact == 1 else 0.0, "fail_to_pass": fixed, "pass_to_pass": intact}
 

@@ -133,8 +133,8 @@ class RepairJudge(CodeJudge):
         files = {path: data for path, data in (columns.get("files") or {}).items() if not is_source(path, package)}
         files |= columns["tests"]
         names = [*(columns.get("fail_to_pass") or ()), *(columns.get("pass_to_pass") or ())]
-        found = {path for path in files if re.search(r"(^|/)(test_[^/]*|[^/]*_test)\.py\Z", path)}
-        tests = sorted({name.partition("::")[0] for name in names} | found)
+        test_files = {path for path in files if re.search(r"(^|/)(test_[^/]*|[^/]*_test)\.py\Z", path)}
+        tests = sorted({name.partition("::")[0] for name in names} | test_files)
         if not tests:
             raise DataError("the task has no test file: none is named test_….py or …_test.py")
 
@@ -194,8 +194,8 @@ def build_solution(package: str, tests: str, sources: Mapping[str, bytes]) -> tu
         for node in tree.body
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == package
     ]
-    rest = ast.Module([node for node in tree.body if node not in imports], [])
-    return _SOLUTION.format(files=dict(sources), imports="\n".join(map(ast.unparse, imports))), ast.unparse(rest)
+    body = ast.Module([node for node in tree.body if node not in imports], [])
+    return _SOLUTION.format(files=dict(sources), imports="\n".join(map(ast.unparse, imports))), ast.unparse(body)
 
 
 def list_test_names(tests: str) -> list[str]:

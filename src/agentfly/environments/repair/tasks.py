@@ -92,12 +92,12 @@ def mutations(path: str, text: str) -> Iterator[Mutation]:
     edits = [edit for node in ast.walk(ast.parse(text)) for edit in _edits(node, lines)]
     seen = set[tuple[int, str]]()
     for kind, line, start, end, replacement in sorted(edits, key=lambda edit: edit[1:]):
-        before = lines[line - 1]
-        after = before[:start] + replacement + before[end:]
-        if after == before or (line, after) in seen:
+        correct_line = lines[line - 1]
+        mutated_line = correct_line[:start] + replacement + correct_line[end:]
+        if mutated_line == correct_line or (line, mutated_line) in seen:
             continue
-        seen.add((line, after))
-        mutation = Mutation(path, line, kind, before, after)
+        seen.add((line, mutated_line))
+        mutation = Mutation(path, line, kind, correct_line, mutated_line)
         try:
             compile(mutation.apply(text), "mutated", "exec", dont_inherit=True)
         except SyntaxError:
@@ -121,11 +121,11 @@ def _edits(node: ast.AST, lines: list[str]) -> Iterator[Edit]:
         if words is None or not _are_on_one_line(lines, left, right):
             return
         start = left.end_col_offset or 0
-        old, *others = words
+        old, *replacements = words
         between = lines[left.lineno - 1][start : right.col_offset]
-        if found := re.search(rf"\b{old}\b" if old.isalpha() else re.escape(old), between):
-            for new in others:
-                yield kind, left.lineno, start + found.start(), start + found.end(), new
+        if match := re.search(rf"\b{old}\b" if old.isalpha() else re.escape(old), between):
+            for new in replacements:
+                yield kind, left.lineno, start + match.start(), start + match.end(), new
 
     match node:
         case ast.Compare():
@@ -229,7 +229,7 @@ def draw_tasks(split: str, count: int, seed: int, packages: Sequence[str] | None
         package = load_package(bug["package"])
         mutation = read_mutation(bug)
         failing = list(bug["fails"])
-        example = "\n".join(f">>> {each}" for each in bug["example"].split("; "))
+        example = "\n".join(f">>> {statement}" for statement in bug["example"].split("; "))
         question = (
             f"The package `{package.name}` in this folder has a bug in {mutation.path}:\n\n{example}\n{bug['came']}\n\n"
             f"It should be: {bug['expected']}\n\nFind the bug and repair the package. `{TEST_COMMAND}` runs some "
@@ -269,7 +269,7 @@ def package_tasks(
         split: Split of the bugs.
         count: Largest number of tasks.
         seed: Decides the order in which bugs are tried.
-        most_failing: Largest fraction of the tests that may fail with a bug; at least one must fail.
+        most_failing: Largest fraction of the tests that may fail with a bug. At least one must fail.
         judge: Runs the tests. None: a new `RepairJudge`.
     """
     validate_split(split)
@@ -278,8 +278,10 @@ def package_tasks(
         raise DataError(f"there is no folder {root}; unpack a source distribution (pip download --no-binary :all: …)")
     files = dict[str, str]()
     for path in sorted(root.rglob("*")):
-        parts = path.relative_to(root).parts
-        is_skipped = _SKIPPED_FOLDERS & set(parts) or any(part.endswith(".egg-info") for part in parts)
+        components = path.relative_to(root).parts
+        is_skipped = _SKIPPED_FOLDERS & set(components) or any(
+            component.endswith(".egg-info") for component in components
+        )
         if is_skipped or not path.is_file() or path.stat().st_size > _MAX_FILE_BYTES:
             continue
         try:
@@ -289,13 +291,17 @@ def package_tasks(
 
     if not package:
         inits = [path.removesuffix("/__init__.py") for path in files if path.endswith("/__init__.py")]
-        tops = {each for each in inits if not is_test_file(f"{each}/x") and each.removeprefix("src/").count("/") == 0}
+        tops = {
+            folder
+            for folder in inits
+            if not is_test_file(f"{folder}/x") and folder.removeprefix("src/").count("/") == 0
+        }
         modules = {path.removesuffix(".py") for path in files if "/" not in path and path.endswith(".py")}
-        found = sorted(tops or modules - {"setup", "conftest", "noxfile", "tasks"})
-        if len(found) != 1:
-            names = ", ".join(found) or "none"
+        packages = sorted(tops or modules - {"setup", "conftest", "noxfile", "tasks"})
+        if len(packages) != 1:
+            names = ", ".join(packages) or "none"
             raise DataError(f"the package to repair in {root} is not clear: there are {names}; say package=…")
-        package = found[0]
+        package = packages[0]
     judge = judge or RepairJudge()
     random = Random(seed)
     return asyncio.run(
@@ -316,12 +322,12 @@ async def _mutate_package(
     """Try mutations in random order until `count` of them are tasks."""
     sources = {path: text for path, text in files.items() if is_source(path, package)}
     tests = {path: text for path, text in files.items() if is_test_file(path)}
-    others = {path: text for path, text in files.items() if path not in {*sources, *tests}}
+    other_files = {path: text for path, text in files.items() if path not in {*sources, *tests}}
     if not sources or not tests:
         raise DataError(f"the package {package!r} has no {'test' if sources else 'source'} files")
 
     async def run_tests(sources: Mapping[str, str]) -> PytestRun:
-        columns = {"package": package, "files": others, "tests": tests}
+        columns = {"package": package, "files": other_files, "tests": tests}
         return await judge.run_pytest(columns, {path: text.encode() for path, text in sources.items()})
 
     await judge.start()
@@ -346,7 +352,7 @@ async def _mutate_package(
         failing = sorted(passing - run.passed_tests)
         if not run.valid or not 0 < len(failing) <= most_failing * len(passing):
             continue
-        # A test file with a failing test is hidden from the chain; the other ones it may see.
+        # A test file with a failing test is hidden from the chain. The other ones it may see.
         hidden = {test.partition("::")[0] for test in failing}
         visible = {path: text for path, text in tests.items() if path not in hidden}
         errors = [line for line in run.tracebacks.get(failing[0], "").splitlines() if line[:1] in (">", "E")]
@@ -360,7 +366,7 @@ async def _mutate_package(
             "question": question,
             "package": package,
             "kind": mutation.kind,
-            "files": {**others, **visible, **mutated},
+            "files": {**other_files, **visible, **mutated},
             "tests": {path: tests[path] for path in sorted(hidden)},
             "fail_to_pass": failing,
             "pass_to_pass": sorted(passing & run.passed_tests),

@@ -1,4 +1,4 @@
-"""Read a number in one image, open that room, read the digit there; and find a small digit by enlarging the image."""
+"""Read a number in one image, open that room, read the digit there, and find a small digit by enlarging the image."""
 
 from agentfly.environments.rooms.environment import FindDigit, Rooms
 

@@ -18,7 +18,7 @@ from agentfly.types import Image, Task, ToolCall
 class Rooms(Environment):
     """An image shows the number of a room; the image of that room shows a digit.
 
-    The columns `digits`, `colors` and `seed` describe the rooms; `target` is one of them.
+    The columns `digits`, `colors` and `seed` describe the rooms. `target` is one of them.
     """
 
     scored_by = "digit_match"

@@ -7,7 +7,7 @@
 
 No text says the number or the digit, and every image is drawn with other colors, places and noise: a model that does
 not look at both images is right in one of ten tasks. The tiny model has been taught to read digits and to use the tool
-in many ways, most of them wrong; rewards alone teach it to open the room that it reads.
+in many ways, most of them wrong. Rewards alone teach it to open the room that it reads.
 """
 
 from typing import Any

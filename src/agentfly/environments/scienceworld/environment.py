@@ -22,7 +22,7 @@ from agentfly.types import Task, ToolCall
 
 T = TypeVar("T")
 MAX_ACTION_LENGTH = 1000
-"""Characters; the simulator's own actions have fewer than a hundred."""
+"""Characters. The simulator's own actions have fewer than a hundred."""
 MAX_LISTED_ACTIONS = 100
 NOT_UNDERSTOOD = "No known action matches that input."
 """The simulator's answer to an action it cannot parse."""
@@ -123,16 +123,18 @@ class ScienceWorld(Environment):
             )
             return f"Actions: {'; '.join(templates)}.\nOBJ may be: {', '.join(objects)}."
         listed = await self._call(lambda simulator: str(simulator.getValidActionObjectCombinationsJSON()))
-        valid = sorted({each["action"] for each in json.loads(listed)["validActions"]})  # often a thousand
-        found = [each for each in valid if word.lower() in each.lower()]
-        left = len(found) - MAX_LISTED_ACTIONS
-        more = [f"… and {left} more. Use a longer word."] if left > 0 else []
-        return "\n".join([*found[:MAX_LISTED_ACTIONS], *more]) or f"Nothing can be done with {word!r:.80}."
+        valid = sorted(
+            {combination["action"] for combination in json.loads(listed)["validActions"]}
+        )  # often a thousand
+        matching = [action for action in valid if word.lower() in action.lower()]
+        left = len(matching) - MAX_LISTED_ACTIONS
+        note = [f"… and {left} more. Use a longer word."] if left > 0 else []
+        return "\n".join([*matching[:MAX_LISTED_ACTIONS], *note]) or f"Nothing can be done with {word!r:.80}."
 
     async def expert(self) -> ToolCall | str:
         """The first action of the simulator's solution that has not been carried out.
 
-        The solution is a plan from the start of the task; after other actions it may no longer complete the task.
+        The solution is a plan from the start of the task. After other actions it may no longer complete the task.
         """
         if self.ended:
             return "Done."
@@ -154,7 +156,7 @@ class ScienceWorld(Environment):
 
 @reward
 def scienceworld_score(env: ScienceWorld) -> dict[str, Any]:
-    """Final score, 0 to 1; 0 if the task has failed for good.
+    """Final score, 0 to 1. 0 if the task has failed for good.
 
     Metrics: `success` (the score is 1), `failed` (for good), the number of `steps`, and of `invalid_actions` that the
     simulator could not parse.
@@ -172,14 +174,14 @@ def scienceworld_score(env: ScienceWorld) -> dict[str, Any]:
 def scienceworld_progress(trajectory: Trajectory) -> list[float]:
     """Change of the score (0 to 1) per turn; the sum is `scienceworld_score`."""
     gains = []
-    before = 0.0
+    score_before = 0.0
     for turn in trajectory.turns:
-        after = before
+        score_after = score_before
         for call in turn.calls:
             if call.name == "scienceworld_step" and "score" in call.info:
-                after = max(call.info["score"], 0) / 100
-        gains.append(after - before)
-        before = after
+                score_after = max(call.info["score"], 0) / 100
+        gains.append(score_after - score_before)
+        score_before = score_after
     return gains
 
 

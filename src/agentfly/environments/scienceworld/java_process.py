@@ -1,4 +1,4 @@
-"""A Java process with the simulator's classes, reached by py4j; every command is sent at most once."""
+"""A Java process with the simulator's classes, reached by py4j. Every command is sent at most once."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from agentfly.sandbox.owner import process_name, remove_leftover_folders
 T = TypeVar("T")
 
 OPTIONS = ("-Xmx768m", "-XX:+UseSerialGC", "-XX:+ExitOnOutOfMemoryError", "-XX:-UsePerfData")
-"""The simulator is single-threaded, so the serial collector suffices; perf data would leave files in /tmp."""
+"""The simulator is single-threaded, so the serial collector suffices. Perf data would leave files in /tmp."""
 ANSWER_SECONDS = 300.0
-"""Seconds without an answer after which a process counts as hung; solutions take a minute on a busy machine."""
+"""Seconds without an answer after which a process counts as hung. Solutions take a minute on a busy machine."""
 
 
 class JavaProcess:
@@ -95,7 +95,7 @@ class JavaProcess:
         """Run `function` with this process. Raises ConnectionError if the process is lost."""
         try:
             return function(self)
-        except Py4JJavaError as error:  # an exception of one simulator; the others in the process are unaffected
+        except Py4JJavaError as error:  # an exception of one simulator. The others in the process are unaffected
             raise EnvironmentFault(f"ScienceWorld failed: {error.java_exception}") from error
         except (Py4JError, OSError) as error:
             cause = describe(getattr(error, "cause", None) or error).partition("\n")[0]

@@ -33,11 +33,11 @@ class JVM:
         self._java: JavaProcess | None = None
         self._scratch: Any = None
         self._failure = ""
-        """Why the process is unusable; empty while it is usable."""
+        """Why the process is unusable. Empty while it is usable."""
 
     @property
     def pid(self) -> int | None:
-        """Process id; None before the first call."""
+        """Process id. None before the first call."""
         return self._java.pid if self._java else None
 
     @property
@@ -128,15 +128,15 @@ class Variation:
     number: int
     """Index of the variation."""
     simplification: str = "easy"
-    """Comma-separated simplifications; empty for none."""
+    """Comma-separated simplifications. Empty for none."""
 
     def load(self, interface: Any, gold: bool = False) -> None:
         """Load it into a simulator; with `gold`, compute the solution first, which takes up to some seconds."""
         count = interface.getTaskMaxVariations(self.task)
         if not 0 <= self.number < count:
             raise DataError(f"{self.task} has variations 0 to {count - 1}; there is no {self.number}")
-        if wrong := interface.load(self.task, self.number, self.simplification, gold):
-            raise DataError(f"ScienceWorld cannot load {self}: {wrong}")
+        if error := interface.load(self.task, self.number, self.simplification, gold):
+            raise DataError(f"ScienceWorld cannot load {self}: {error}")
 
     def find_gold_path(self, interface: Any) -> list[str]:
         """Actions that solve it from its start. Changes the state of the simulator."""

@@ -12,7 +12,7 @@ demonstrations. Held out are all 188 variations of the official splits validatio
 
 The simulator's own solutions presuppose the room in which a task starts and the animals that are there, which the model
 has not seen. The expert of this recipe has seen no more than the model: it teleports, and names animals in random
-order; naming one that is not there has no effect. Only solved tasks are demonstrated. The reward is 1 for a solved
+order. Naming one that is not there has no effect. Only solved tasks are demonstrated. The reward is 1 for a solved
 task, else 0.
 """
 
@@ -30,7 +30,7 @@ ANIMALS = (
     *("ant", "beaver", "brown bear", "chameleon", "chipmunk", "crocodile", "dragonfly", "elephant", "frog"),
     *("giant tortoise", "hedgehog", "mouse", "parrot", "rabbit", "wolf"),
 )
-"""The animals of the training variations of the tasks on life span; three of them are there in each."""
+"""The animals of the training variations of the tasks on life span. Three of them are there in each."""
 
 
 class RandomSearch(ScienceWorld):

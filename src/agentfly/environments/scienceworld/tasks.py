@@ -53,14 +53,14 @@ def _validate(name: Any, simplification: Any) -> None:
     """Raise DataError for an unknown task name, or a simplification that is unknown or rules the task out."""
     if not isinstance(name, str) or name not in task_names():
         raise DataError(f"there is no task {name!r:.80}; there are {', '.join(task_names())}")
-    parts = simplification.split(",") if isinstance(simplification, str) else [simplification]
-    for part in parts if simplification != "" else ():
-        if part not in SIMPLIFICATIONS:
+    settings = simplification.split(",") if isinstance(simplification, str) else [simplification]
+    for setting in settings if simplification != "" else ():
+        if setting not in SIMPLIFICATIONS:
             raise DataError(
-                f"there is no simplification {part!r:.80}; there are {', '.join(SIMPLIFICATIONS)}, "
+                f"there is no simplification {setting!r:.80}; there are {', '.join(SIMPLIFICATIONS)}, "
                 "separated by commas, or an empty text for none"
             )
-    if "noElectricalAction" in parts and any(each in name for each in _ELECTRICAL):
+    if "noElectricalAction" in settings and any(word in name for word in _ELECTRICAL):
         raise DataError(f"{name} is about electricity, so noElectricalAction makes it unsolvable")
 
 
@@ -84,7 +84,7 @@ def draw_tasks(
                     queues.remove(queue)
         if len(variations) < count:
             raise DataError(f"the split {split} has {len(variations)} variations of {', '.join(names)}, not {count}")
-        return [_make_row(process, each) for each in variations]
+        return [_make_row(process, variation) for variation in variations]
 
 
 def official_tasks(
@@ -94,7 +94,7 @@ def official_tasks(
     names = _select_tasks(tasks, simplification)
     with _reserve_jvm() as process:
         queues = [_variations(process, validate_split(split), name, simplification) for name in names]
-        return [_make_row(process, each) for each in itertools.chain(*queues)]
+        return [_make_row(process, variation) for variation in itertools.chain(*queues)]
 
 
 def _select_tasks(tasks: Sequence[str] | None, simplification: str) -> list[str]:

@@ -1,6 +1,6 @@
 """Web search engines and retrieval servers as retrievers: API keys from the environment, rate limit, retries, cache.
 
-A SearchEngine describes the requests and responses of one API; Provider does the rest. A search that fails for good
+A SearchEngine describes the requests and responses of one API. Provider does the rest. A search that fails for good
 raises SearchFailed. `open_retriever` also opens index folders.
 """
 
@@ -54,12 +54,12 @@ class _RetryableSearch(SearchFailed):
 class Cache:
     """LRU cache of search results in memory, optionally also in an SQLite file.
 
-    Thread-safe; several processes may share the file. A search in progress is awaited, not repeated, because the chains
+    Thread-safe. Several processes may share the file. A search in progress is awaited, not repeated, because the chains
     of a group often send the same query at once. Errors are not cached.
     """
 
     def __init__(self, size: int = 10_000, path: Path | None = None) -> None:
-        """`size`: entries in memory; 0 disables it. `path`: file that stores all entries."""
+        """`size`: entries in memory. 0 disables it. `path`: file that stores all entries."""
         self.hits = self.misses = 0
         self._size, self._path = size, path
         self._entries: OrderedDict[Hashable, list[Hit]] = OrderedDict()
@@ -81,7 +81,7 @@ class Cache:
                     file_key = json.dumps(key) if self._path is not None else ""
                     if stored := self._query_file("select found from searches where asked = ?", file_key):
                         self.hits += 1
-                        hits = [Hit(Passage(**each["passage"]), each["score"]) for each in json.loads(stored[0][0])]
+                        hits = [Hit(Passage(**hit["passage"]), hit["score"]) for hit in json.loads(stored[0][0])]
                     else:
                         self.misses += 1
                         hits = search()
@@ -125,11 +125,11 @@ class SearchEngine:
     parse_response: Callable[[Any], list[Passage]]
     """From the JSON response to passages, best first. May raise KeyError and the like for a malformed response."""
     key: str | None = None
-    """Environment variable of the API key; None: no key needed."""
+    """Environment variable of the API key. None: no key needed."""
     max_results: int = 10
     """Largest number of results per request."""
     per_second: float | None = 5.0
-    """Default rate limit: requests per second; None: no limit."""
+    """Default rate limit: requests per second. None: no limit."""
 
 
 class Provider:
@@ -183,7 +183,7 @@ class Provider:
         except (SearchFailed, httpx.HTTPError, ValueError) as error:
             problem = str(error) if isinstance(error, SearchFailed) else describe(error)
             raise SearchFailed(f"{self.engine.name} at {self._address} could not be asked: {problem}") from error
-        return [Hit(each, 1 / rank) for rank, each in enumerate(passages[:k], 1)]
+        return [Hit(passage, 1 / rank) for rank, passage in enumerate(passages[:k], 1)]
 
     def _send(self, request: dict[str, Any]) -> list[Passage]:
         """Send one request and parse the response. Raises ValueError if the response is malformed."""
@@ -200,7 +200,9 @@ class Provider:
                 passages = self.engine.parse_response(reply)
             except (KeyError, TypeError, ValueError, AttributeError, IndexError, DataError) as error:
                 raise ValueError(f"it replied {reprlib.repr(reply)}, which cannot be read ({error!r:.200})") from error
-            if not all(isinstance(text, str) for each in passages for text in (each.title, each.text, each.id)):
+            if not all(
+                isinstance(text, str) for passage in passages for text in (passage.title, passage.text, passage.id)
+            ):
                 raise ValueError(f"it replied {reprlib.repr(reply)}: title, text and address must be text")
             return passages
         if status in _RETRYABLE_STATUSES:
@@ -214,8 +216,8 @@ class Provider:
 def strip_markup(markup: str) -> str:
     """Remove the tags that engines put around matching words, and unescape HTML entities."""
     # Only the part up to the last ">" is searched for tags: the regex then takes linear time.
-    before, closing_bracket, after = markup.rpartition(">")
-    return html.unescape(_TAG.sub("", before + closing_bracket) + after).strip()
+    tagged, closing_bracket, plain = markup.rpartition(">")
+    return html.unescape(_TAG.sub("", tagged + closing_bracket) + plain).strip()
 
 
 def server(address: str) -> SearchEngine:

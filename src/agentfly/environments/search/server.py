@@ -72,7 +72,7 @@ class QueryBatcher:
                         self.cache.insert(key, hits[: key[1]])
                         future.set_result(hits[: key[1]])
                 except Exception as error:
-                    for future in (each for each in batch.values() if not each.done()):
+                    for future in (future for future in batch.values() if not future.done()):
                         future.set_exception(error)
                         future.exception()  # marks it as retrieved: all its requests may have been cancelled
                 finally:
@@ -100,8 +100,8 @@ def create_app(
     async def answer(request: Request) -> Response:
         try:
             body = bytearray()
-            async for part in request.stream():
-                body += part
+            async for chunk in request.stream():
+                body += chunk
                 if len(body) > MAX_BYTES:
                     return JSONResponse({"error": f"a request has at most {MAX_BYTES} bytes"}, 413)
             is_batch = request.url.path.endswith("/retrieve")
@@ -136,7 +136,7 @@ async def _run_request(batcher: QueryBatcher, request: Any, *, is_batch: bool, t
         if not isinstance(queries, str):
             raise ValueError(f"query must be a text, not {queries!r:.80}")
         return {"results": [_to_document(hit) for hit in await batcher.search(queries, k)]}
-    if not isinstance(queries, list) or not all(isinstance(each, str) for each in queries):
+    if not isinstance(queries, list) or not all(isinstance(query, str) for query in queries):
         raise ValueError(f"queries must be a list of texts, not {queries!r:.80}")
     if len(queries) > MAX_QUERIES:
         raise ValueError(f"a request has at most {MAX_QUERIES} queries, not {len(queries)}")

@@ -51,9 +51,9 @@ class Relation:
     """Template of a question for the value."""
 
 
-RELATIONS = tuple(Relation(**each) for each in load_toml(__package__, "relations.toml")["relations"])
+RELATIONS = tuple(Relation(**relation) for relation in load_toml(__package__, "relations.toml")["relations"])
 _ARTICLE_SHARES = {"person": 0.45, "town": 0.25, "country": 0.05, "company": 0.15, "river": 0.10}
-_RELATIONS_OF = {kind: [each for each in RELATIONS if each.kind == kind] for kind in _ARTICLE_SHARES}
+_RELATIONS_OF = {kind: [relation for relation in RELATIONS if relation.kind == kind] for kind in _ARTICLE_SHARES}
 _FIRST_SYLLABLES = [consonant + vowel for consonant in "BDFGKLMNPRSTVZ" for vowel in "aeiou"]
 _LAST_SYLLABLES = (
     "ban", "bex", "dir", "dul", "fin", "gor", "kel", "lam", "mip", "mut", "nis", "pod", "rek", "sal", "tem", "tof",
@@ -102,7 +102,7 @@ class Encyclopedia:
 
         def draw_value(target: str, title: str) -> str:
             if target in titles:
-                return random.choice([each for each in titles[target] if each != title])
+                return random.choice([other_title for other_title in titles[target] if other_title != title])
             if target in ("word", "sea"):
                 return f"Sea of {draw_word()}" if target == "sea" else draw_word()
             return str(random.randint(1200, 1999) if target == "year" else random.randint(10_000, 999_999))
@@ -112,13 +112,15 @@ class Encyclopedia:
         titles = {kind: [draw_title(kind) for _ in range(number)] for kind, number in counts.items()}
         kinds = {title: kind for kind, titles_of_kind in titles.items() for title in titles_of_kind}
         facts = {
-            title: {each.name: draw_value(each.target, title) for each in _RELATIONS_OF[kind]}
+            title: {relation.name: draw_value(relation.target, title) for relation in _RELATIONS_OF[kind]}
             for title, kind in kinds.items()
         }
         passages = []
         for title, values in facts.items():
             relations = _RELATIONS_OF[kinds[title]]
-            sentences = [random.choice(each.sentences).format(x=title, y=values[each.name]) for each in relations]
+            sentences = [
+                random.choice(relation.sentences).format(x=title, y=values[relation.name]) for relation in relations
+            ]
             passages.append(Passage(title, " ".join(random.sample(sentences, len(sentences))), title))
         random.shuffle(passages)
         return cls(facts, kinds, tuple(passages))
@@ -127,15 +129,15 @@ class Encyclopedia:
 def draw_tasks(split: str, number: int, seed: int, *, hops: Sequence[int], articles: int) -> list[dict[str, Any]]:
     """Draw `number` questions as dataset rows. `hops` are used in turn; each encyclopedia has `articles` articles."""
     validate_count(number)
-    if not isinstance(hops, Sequence) or not hops or any(each not in HOPS for each in hops):
+    if not isinstance(hops, Sequence) or not hops or any(hop_count not in HOPS for hop_count in hops):
         raise DataError(f"questions have {HOPS[0]} to {HOPS[-1]} hops, a list of these, not {hops!r:.80}")
     rows: dict[str, dict[str, Any]] = {}
     for own_seed in count(seed * 1_000_000):
         if len(rows) >= number:
             break
         random, encyclopedia = Random(f"questions {split} {own_seed}"), Encyclopedia.draw(split, own_seed, articles)
-        for place in range(QUESTIONS_PER_ENCYCLOPEDIA):
-            start, path, answer = _draw_path(encyclopedia, hops[place % len(hops)], random)
+        for index in range(QUESTIONS_PER_ENCYCLOPEDIA):
+            start, path, answer = _draw_path(encyclopedia, hops[index % len(hops)], random)
             subject = start
             for relation in path[:-1]:
                 subject = relation.phrase.format(x=subject)
@@ -146,7 +148,7 @@ def draw_tasks(split: str, number: int, seed: int, *, hops: Sequence[int], artic
                 "answer": answer,
                 "hops": len(path),
                 "start": start,
-                "path": [each.name for each in path],
+                "path": [relation.name for relation in path],
                 "encyclopedia": {"split": split, "seed": own_seed, "articles": articles},
             }
             rows.setdefault(question, row)
@@ -160,7 +162,9 @@ def _draw_path(encyclopedia: Encyclopedia, hops: int, random: Random) -> tuple[s
         start, path = random.choice(titles), list[Relation]()
         kind = encyclopedia.kinds[start]
         for _ in range(hops - 1):
-            path.append(random.choice([each for each in _RELATIONS_OF[kind] if each.target in _RELATIONS_OF]))
+            path.append(
+                random.choice([relation for relation in _RELATIONS_OF[kind] if relation.target in _RELATIONS_OF])
+            )
             kind = path[-1].target
         path.append(random.choice(_RELATIONS_OF[kind]))
         visited = [start]
@@ -201,9 +205,9 @@ def _read_questions(dataset: DatasetSource, split: str, file: str | None) -> lis
     validate_split(split)
     names = (file,) if file is not None else (_DEV_FILES if split == "test" else _TRAIN_FILES)[dataset]
     rows: list[dict[str, Any]] = []
-    for place, source in read_rows(dataset.file(*names)):
+    for source_line, source in read_rows(dataset.file(*names)):
         if not all(isinstance(source.get(name), str) for name in ("question", "answer")):
-            raise DataError(f"{place}: a row has the texts question and answer, not {source!r:.80}")
+            raise DataError(f"{source_line}: a row has the texts question and answer, not {source!r:.80}")
         row = {"question": source["question"], "answer": source["answer"], "kind": source.get("type", "")}
         if "_id" in source or "id" in source:
             row["id"] = str(source.get("_id", source.get("id")))
@@ -217,7 +221,9 @@ def _read_questions(dataset: DatasetSource, split: str, file: str | None) -> lis
                     for title, sentences in _read_pairs(source["context"], "sentences")
                 ]
         except (TypeError, ValueError, KeyError) as error:
-            raise DataError(f"{place}: its context or supporting facts have an unknown shape: {error!r}") from None
+            raise DataError(
+                f"{source_line}: its context or supporting facts have an unknown shape: {error!r}"
+            ) from None
         if in_dataset_split(row["question"], split):
             rows.append(row)
     return rows

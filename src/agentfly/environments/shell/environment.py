@@ -1,7 +1,7 @@
 """Shell environment: a sandbox session with the file tree of the task, and its rewards.
 
 The files that a chain leaves and the output of its last command are compared with those of the gold command, which runs
-on a copy of the tree in a separate session. A file is compared by type, permissions and content; an archive by the
+on a copy of the tree in a separate session. A file is compared by type, permissions and content, an archive by the
 names and contents of its members, since packing the same files twice rarely gives the same bytes. Times are ignored.
 """
 
@@ -93,40 +93,40 @@ def _unpack(data: bytes) -> bytes:
     return repr(sorted((name.removeprefix("./").rstrip("/"), digest) for name, digest in members)).encode()
 
 
-def diff_states(before: FileState, after: FileState) -> dict[str, str]:
+def diff_states(initial: FileState, final: FileState) -> dict[str, str]:
     """Map each changed path to A (added), D (deleted) or M (modified)."""
-    paths = {path for path in {*before, *after} if before.get(path) != after.get(path)}
-    return {path: "A" if path not in before else "D" if path not in after else "M" for path in paths}
+    paths = {path for path in {*initial, *final} if initial.get(path) != final.get(path)}
+    return {path: "A" if path not in initial else "D" if path not in final else "M" for path in paths}
 
 
 def equal_output(text: str, gold: str, *, ordered: bool) -> bool:
     """Whether two outputs have the same lines. Whitespace, empty lines and a leading `./` are ignored."""
-    ours, theirs = (
-        [" ".join(line.split()).removeprefix("./") for line in each.splitlines() if line.strip()]
-        for each in (text, gold)
+    lines, gold_lines = (
+        [" ".join(line.split()).removeprefix("./") for line in output.splitlines() if line.strip()]
+        for output in (text, gold)
     )
-    return ours == theirs if ordered else sorted(ours) == sorted(theirs)
+    return lines == gold_lines if ordered else sorted(lines) == sorted(gold_lines)
 
 
 def text_similarity(text: str, gold: str) -> float:
     """Cosine similarity of the TF-IDF vectors of two texts, as in InterCode."""
-    ours, theirs = (Counter(_WORD.findall(each.lower())) for each in (text, gold))
-    if not ours or not theirs:
+    words, gold_words = (Counter(_WORD.findall(answer.lower())) for answer in (text, gold))
+    if not words or not gold_words:
         return float(text.split() == gold.split())
-    weight = {word: math.log(3 / (1 + (word in ours) + (word in theirs))) + 1 for word in ours | theirs}
+    weight = {word: math.log(3 / (1 + (word in words) + (word in gold_words))) + 1 for word in words | gold_words}
 
     def dot(one: Counter[str], other: Counter[str]) -> float:
         return sum(one[word] * other[word] * weight[word] ** 2 for word in one.keys() & other.keys())
 
-    return dot(ours, theirs) / math.sqrt(dot(ours, ours) * dot(theirs, theirs))
+    return dot(words, gold_words) / math.sqrt(dot(words, words) * dot(gold_words, gold_words))
 
 
 @dataclass(frozen=True, slots=True)
 class GoldOutcome:
     """What the gold command does."""
 
-    before: FileState
-    after: FileState
+    initial: FileState
+    final: FileState
     output: str
 
 
@@ -213,15 +213,15 @@ class Shell(SandboxEnvironment):
         except UnreadableState:
             scores = {"match": False, "similarity": 0.0, "files_correct": False}
             return {**scores, "output_correct": output_correct, "commands": self.commands}
-        files_correct = dict(state) == dict(expected.after)
+        files_correct = dict(state) == dict(expected.final)
         # A third each for the paths that changed, for their contents, and for the output.
-        ours, theirs = (set(diff_states(expected.before, after).items()) for after in (state, expected.after))
-        common = [path for path, status in ours & theirs if status != "D"]
-        contents = sum(state[path] == expected.after[path] for path in common) / len(common) if common else 1.0
+        changes, gold_changes = (set(diff_states(expected.initial, final).items()) for final in (state, expected.final))
+        common = [path for path, status in changes & gold_changes if status != "D"]
+        contents = sum(state[path] == expected.final[path] for path in common) / len(common) if common else 1.0
         output = text_similarity(self.printed, expected.output) if expected.output.strip() else 1.0
         return {
             "match": files_correct and output_correct,
-            "similarity": (1 - math.erf(len(ours ^ theirs)) + contents + output) / 3,
+            "similarity": (1 - math.erf(len(changes ^ gold_changes)) + contents + output) / 3,
             "files_correct": files_correct,
             "output_correct": output_correct,
             "commands": self.commands,
@@ -238,11 +238,11 @@ class Shell(SandboxEnvironment):
         session = await self._sandbox.open_session(self.limits)
         try:
             await self._write_files(session)
-            before = await read_state(session)
+            initial = await read_state(session)
             outcome = await session.shell(self._gold)
             if outcome.end not in _COMPLETED:
                 raise DataError(f"the command of the column 'gold' fails: {outcome.text:.200}: {self._gold:.200}")
-            result = _GOLD_OUTCOMES[key] = GoldOutcome(before, await read_state(session), outcome.output)
+            result = _GOLD_OUTCOMES[key] = GoldOutcome(initial, await read_state(session), outcome.output)
         except UnreadableState as error:
             raise DataError(f"the tree of the task cannot be compared: {error}") from error
         finally:

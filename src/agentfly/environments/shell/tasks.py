@@ -38,8 +38,8 @@ def draw_tasks(split: str, number: int, seed: int, *, kinds: Sequence[str] | Non
     if isinstance(chosen, str) or not chosen or any(kind not in KINDS for kind in chosen):
         raise DataError(f"kinds of tasks are {', '.join(KINDS)}, not {kinds!r:.80}; give a list of these")
 
-    def draw(random: Random, place: int) -> tuple[str, dict[str, Any]]:
-        kind = chosen[place % len(chosen)]
+    def draw(random: Random, index: int) -> tuple[str, dict[str, Any]]:
+        kind = chosen[index % len(chosen)]
         folders = random.sample(FOLDERS, 3)
         folders += [f"{folder}/{random.choice(SUBFOLDERS)}" for folder in folders[:2]]
         files: dict[str, str] = {}  # path → text
@@ -109,7 +109,7 @@ def nl2bash_tasks(split: str, *, systems: Sequence[int] = SYSTEMS) -> list[dict[
     """Read the questions of InterCode-Bash (NL2Bash) about these file systems from the folder `bash` of AGENTFLY_DATA.
 
     Rows have `id`, `question`, `gold`, `kind` and `setup`, InterCode's script that creates the file system. InterCode
-    creates it at the root of a container; here it is in the session's folder, so `/testbed/dir1` becomes `testbed/dir1`
+    creates it at the root of a container. Here it is in the session's folder, so `/testbed/dir1` becomes `testbed/dir1`
     in scripts, questions and commands.
     """
     if validate_split(split) != "test":
@@ -120,10 +120,10 @@ def nl2bash_tasks(split: str, *, systems: Sequence[int] = SYSTEMS) -> list[dict[
     for system in systems:
         questions = NL2BASH.file(f"nl2bash_fs_{system}.json")
         setup = NL2BASH.file(f"setup_nl2b_fs_{system}.sh").read_text(encoding="utf-8")
-        for number, (place, row) in enumerate(read_rows(questions)):
+        for number, (source_line, row) in enumerate(read_rows(questions)):
             question, gold = row.get("query"), row.get("gold")
             if not isinstance(question, str) or not isinstance(gold, str):
-                raise DataError(f"{place}: a row has the texts query and gold, not {row!r:.80}")
+                raise DataError(f"{source_line}: a row has the texts query and gold, not {row!r:.80}")
             texts = {"question": question, "gold": gold, "setup": setup}
             relative = {name: _ROOT.sub(r"\1", text) for name, text in texts.items()}
             rows.append({"id": f"nl2bash/{system}/{number}", **relative, "kind": f"file system {system}"})

@@ -29,7 +29,7 @@ _MAX_PAGES = 16_384
 _PROGRESS_INTERVAL = 1000
 """Instructions of SQLite's virtual machine between two checks of the deadline."""
 _LIMITS = {
-    sqlite3.SQLITE_LIMIT_LENGTH: 30_000,  # bytes; functions that compare two values cannot be interrupted
+    sqlite3.SQLITE_LIMIT_LENGTH: 30_000,  # bytes. Functions that compare two values cannot be interrupted
     sqlite3.SQLITE_LIMIT_SQL_LENGTH: 4 * MAX_QUERY_LENGTH,
     sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 200,
     sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 200,
@@ -47,7 +47,7 @@ _WRITE_ACTIONS = {
 }
 _ALLOWED_PRAGMAS = {"table_info", "table_xinfo", "table_list", "foreign_key_list", "index_list", "index_info"}
 _DENIED_FUNCTIONS = {"load_extension", "fts3_tokenizer", "printf", "format"}
-"""The first two leave the database; the others can run for minutes without a check of the deadline."""
+"""The first two leave the database. The others can run for minutes without a check of the deadline."""
 _QUOTED_OR_COMMENT = re.compile(
     r"((?:'(?:[^']|'')*+'?|\"(?:[^\"]|\"\")*+\"?|`[^`]*+`?|\[[^\]]*+\]?))|--[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL
 )
@@ -125,7 +125,7 @@ class Database:
                 cursor = self._connection.execute(query)
                 rows = cursor.fetchmany(max_rows + 1)
                 result = QueryResult(
-                    columns=tuple(each[0] for each in cursor.description or ()),
+                    columns=tuple(column[0] for column in cursor.description or ()),
                     rows=rows[:max_rows],
                     truncated=len(rows) > max_rows,
                     changed=max(cursor.rowcount, 0),
@@ -155,8 +155,8 @@ class Database:
         lines, references = [], []
         for table in tables:
             try:
-                found = self.run(f"PRAGMA table_info({quote_name(table)})", _MAX_SCHEMA_ROWS).rows
-                columns = ", ".join(f"{name} {str(kind).lower()}".strip() for _, name, kind, *_ in found)
+                described_columns = self.run(f"PRAGMA table_info({quote_name(table)})", _MAX_SCHEMA_ROWS).rows
+                columns = ", ".join(f"{name} {str(kind).lower()}".strip() for _, name, kind, *_ in described_columns)
             except QueryFailed as error:  # a view of a table that was dropped
                 columns = f"unusable: {error}"
             lines.append(f"{table}({columns})")
@@ -268,19 +268,19 @@ def equal_rows(rows: Sequence[Row], gold: Sequence[Row], *, ordered: bool) -> bo
 
 def row_overlap(rows: Sequence[Row], gold: Sequence[Row], *, ordered: bool) -> float:
     """Intersection over union of the rows as multisets; if `ordered`, times Kendall's tau of the common rows (≥ 0)."""
-    ours, theirs = [_row_key(row) for row in rows], [_row_key(row) for row in gold]
-    common, union = Counter(ours) & Counter(theirs), Counter(ours) | Counter(theirs)
+    row_keys, gold_keys = [_row_key(row) for row in rows], [_row_key(row) for row in gold]
+    common, union = Counter(row_keys) & Counter(gold_keys), Counter(row_keys) | Counter(gold_keys)
     if not union:
         return 1.0
     iou = common.total() / union.total()
     if not ordered:
         return iou
-    # Positions in `gold` of the common rows; equal rows are paired in order.
+    # Positions in `gold` of the common rows. Equal rows are paired in order.
     positions: dict[Row, deque[int]] = defaultdict(deque)
-    for position, row in enumerate(theirs):
+    for position, row in enumerate(gold_keys):
         positions[row].append(position)
     seen, inversions = list[int](), 0
-    for row in ours:
+    for row in row_keys:
         if positions.get(row):
             at = bisect(seen, position := positions[row].popleft())
             inversions += len(seen) - at

@@ -61,7 +61,7 @@ class SQL(Environment):
         await self.close()
         self._database = await call(lambda: Database(load_image(self._column), seconds=self.seconds))
         self.submitted: str | None = None
-        """The submitted query; None before."""
+        """The submitted query. None before."""
         self.schema_shown = False
         """Whether the model has called `sql_schema`."""
 
@@ -170,8 +170,8 @@ def _compare(column: Any, query: str, *, gold: str, seconds: float) -> dict[str,
     is_similar = len(result.columns) == len(expected.columns) and result.tables >= expected.tables
     if not expected.rows and not result.rows and not is_similar:
         return {**scores, "ran": True, "wrong": "it is empty, as it should be, but of something else"}
-    match = all(equal_rows(ours.rows, theirs.rows, ordered=ordered) for ours, theirs in pairs)
-    iou = min(row_overlap(ours.rows, theirs.rows, ordered=ordered) for ours, theirs in pairs)
+    match = all(equal_rows(result.rows, gold.rows, ordered=ordered) for result, gold in pairs)
+    iou = min(row_overlap(result.rows, gold.rows, ordered=ordered) for result, gold in pairs)
     return {**scores, "match": match, "iou": iou, "ran": True}
 
 

@@ -86,7 +86,7 @@ class Table:
 
     def columns_of(self, is_text: bool) -> list[tuple[ColumnSpec, str]]:
         """The columns of words, or those of integers."""
-        return [each for each in self.columns if each[0].is_text == is_text]
+        return [column for column in self.columns if column[0].is_text == is_text]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class DatabaseSchema:
     tables: tuple[Table, ...]
     """Those of owner, item and visitor, in this order, as far as the level has them."""
     deals: tuple[str, str, str, str] | None
-    """Name of the table of deals, and of its columns for item, visitor and number; None below level 3."""
+    """Name of the table of deals, and of its columns for item, visitor and number. None below level 3."""
 
 
 @cache
@@ -143,7 +143,7 @@ def draw_schema(key: str, level: int) -> DatabaseSchema:
         used = {label := random.choice(entity.called)}
         columns = []
         for column in random.sample(entity.columns, len(entity.columns)):
-            name = random.choice([each for each in column.names if each not in used])
+            name = random.choice([candidate for candidate in column.names if candidate not in used])
             used.add(name)
             columns.append((column, name))
         return Table(entity, random.choice(entity.tables), label, columns=tuple(columns), reference=reference)
@@ -202,7 +202,7 @@ def build_database(key: str, level: int, twin: int = 0) -> bytes:
         pairs = list(product(range(1, sizes[items.name] + 1), range(1, sizes[visitors.name] + 1)))
         chosen = random.sample(pairs, min(len(pairs), MAX_DEALS))
         numbers = random.sample(schema.domain.deal.values, len(chosen))
-        rows = [(place, *pair, value) for place, (pair, value) in enumerate(zip(chosen, numbers, strict=True), 1)]
+        rows = [(row_id, *pair, value) for row_id, (pair, value) in enumerate(zip(chosen, numbers, strict=True), 1)]
         connection.executemany(f"INSERT INTO {name} VALUES (?, ?, ?, ?)", rows)
 
     return build_image(fill)

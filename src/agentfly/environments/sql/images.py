@@ -5,7 +5,7 @@
     {"file": PATH}                  any SQLite file
     {"script": SQL}                 result of these statements
 
-A twin has the same tables and other rows; a correct query is correct on the twins, too. Images are cached, because the
+A twin has the same tables and other rows. A correct query is correct on the twins, too. Images are cached, because the
 chains of a group use the same ones.
 """
 
@@ -58,7 +58,7 @@ def load_image(column: Any) -> bytes:
 def load_twins(column: Any, gold: str) -> tuple[bytes, ...]:
     """Return the twins of a database.
 
-    Twins of a generated database are generated. Of any other, one has rows removed; the rest have rows removed and
+    Twins of a generated database are generated. Of any other, one has rows removed. The rest have rows removed and
     added, so that the query `gold` gives another result if possible.
     """
     kind, name, version = _parse_column(column)
@@ -69,7 +69,9 @@ def load_twins(column: Any, gold: str) -> tuple[bytes, ...]:
 def _parse_column(column: Any) -> tuple[str, str, int]:
     """Return kind (drawn, file or script), name, and the level of a generated database or the mtime of a file."""
     if isinstance(column, dict):
-        kind = next((each for each in ("drawn", "spider", "file", "script") if isinstance(column.get(each), str)), "")
+        kind = next(
+            (source for source in ("drawn", "spider", "file", "script") if isinstance(column.get(source), str)), ""
+        )
         if kind == "drawn" and column.get("level") in LEVELS:
             return kind, column[kind], column["level"]
         if kind in ("spider", "file"):
@@ -125,9 +127,9 @@ def _build_twin(kind: str, name: str, version: int, *, gold: str, twin: int) -> 
 def _drop_orphans(connection: sqlite3.Connection) -> None:
     """Delete rows whose foreign keys refer to no row."""
     with suppress(sqlite3.Error):  # not every schema declares its foreign keys correctly
-        before = -1
-        while connection.total_changes > before:
-            before = connection.total_changes
+        changes_before = -1
+        while connection.total_changes > changes_before:
+            changes_before = connection.total_changes
             for table, row, *_ in connection.execute("PRAGMA foreign_key_check").fetchall():
                 connection.execute(f"DELETE FROM {quote_name(table)} WHERE rowid = ?", (row,))
 
@@ -154,7 +156,7 @@ def _change_rows(image: bytes, random: Random, query: str = "") -> bytes:
             words = set(re.findall(r"\w+", query.lower()))
             named = [table for table in tables if table.lower() in words]
             # Referenced tables first: new rows may then refer to new rows.
-            for table in sorted(named, key=lambda each: len(_list_references(connection, each))):
+            for table in sorted(named, key=lambda name: len(_list_references(connection, name))):
                 with suppress(sqlite3.Error):  # a virtual table, or one whose constraints reject every new row
                     _add_rows(connection, table, query, words=words, random=random)
             _drop_orphans(connection)
@@ -171,13 +173,15 @@ def _change_rows(image: bytes, random: Random, query: str = "") -> bytes:
 def _list_references(connection: sqlite3.Connection, table: str) -> dict[str, list[Any]]:
     """Map each column with a foreign key to the keys of the table that it refers to."""
     references = dict[str, list[Any]]()
-    for _, _, other, own, theirs, *_ in connection.execute(f"PRAGMA foreign_key_list({quote_name(table)})").fetchall():
+    for _, _, other, column, target, *_ in connection.execute(
+        f"PRAGMA foreign_key_list({quote_name(table)})"
+    ).fetchall():
         with suppress(sqlite3.Error):  # the referenced table does not exist
             columns = connection.execute(f"PRAGMA table_info({quote_name(other)})").fetchall()
-            key = theirs or next((name for _, name, *_, is_key in columns if is_key), "rowid")
+            key = target or next((name for _, name, *_, is_key in columns if is_key), "rowid")
             statement = f"SELECT {quote_name(key)} FROM {quote_name(other)} LIMIT {_MAX_TEMPLATE_ROWS}"
             rows = connection.execute(statement).fetchall()
-            references[own.lower()] = [value for (value,) in rows if value is not None]
+            references[column.lower()] = [value for (value,) in rows if value is not None]
     return references
 
 
@@ -190,17 +194,17 @@ class _Column:
     values: list[Any]
     """Those that occur, without NULL."""
     constants: list[Any]
-    """Values that the query may look for; empty if it does not name the column."""
+    """Values that the query may look for. Empty if it does not name the column."""
     targets: list[Any] | None
-    """Keys of the referenced table; None if the column has no foreign key."""
+    """Keys of the referenced table. None if the column has no foreign key."""
 
     def draw(self, template: Any, random: Random) -> Any:
         """Draw the value of a new row that is modeled on a row with the value `template`."""
         used = set(self.values) if self.is_unique else set()
         if self.targets is not None:
-            free = [each for each in self.targets if each not in used]
+            free = [target for target in self.targets if target not in used]
             return random.choice(free) if free and (self.required or template is not None) else None
-        constants = [each for each in self.constants if each not in used]
+        constants = [constant for constant in self.constants if constant not in used]
         if constants and random.random() < 0.6:
             return random.choice(constants)
         if self.is_unique or (template is None and self.required):
@@ -212,7 +216,7 @@ class _Column:
     def make_new(self, template: Any) -> Any:
         """Make a value that does not occur yet."""
         if self.is_numeric:
-            return max((each for each in self.values if isinstance(each, int | float)), default=0) + 1
+            return max((value for value in self.values if isinstance(value, int | float)), default=0) + 1
         return f"{self.name if template is None else template} {len(self.values) + 1}"
 
 
@@ -224,8 +228,8 @@ def _add_rows(connection: sqlite3.Connection, table: str, query: str, *, words: 
     references = _list_references(connection, table)
     keys = [name for _, name, *_, key in described if key]
     columns = []
-    for place, (_, name, kind, required, *_) in enumerate(described):
-        values = [row[place] for row in rows if row[place] is not None]
+    for index, (_, name, kind, required, *_) in enumerate(described):
+        values = [row[index] for row in rows if row[index] is not None]
         is_numeric = bool(_NUMERIC_TYPE.search(kind or "")) or (
             bool(values) and not any(isinstance(value, str) for value in values)
         )
@@ -257,7 +261,7 @@ def _list_constants(query: str, is_numeric: bool) -> list[Any]:
     texts = [(single or double).replace("''", "'") for single, double in _TEXT.findall(query)]
     if is_numeric:
         numbers = [*_NUMBER.findall(_TEXT.sub(" ", query)), *filter(_NUMBER.fullmatch, texts)]
-        parsed = [float(each) if "." in each else int(each) for each in numbers]
-        return [value for each in parsed for value in (each - 1, each, each + 1)]
-    plain = [each.replace("%", "").replace("_", "a") for each in texts]
-    return [value for each in plain for value in ((each, f"{each}1", each[:-1]) if each[:1].isdigit() else (each,))]
+        parsed = [float(number) if "." in number else int(number) for number in numbers]
+        return [value for number in parsed for value in (number - 1, number, number + 1)]
+    plain = [text.replace("%", "").replace("_", "a") for text in texts]
+    return [value for text in plain for value in ((text, f"{text}1", text[:-1]) if text[:1].isdigit() else (text,))]

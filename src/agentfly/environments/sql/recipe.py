@@ -7,7 +7,7 @@ r"""Questions answered with SQL: how many patients are there whose home city is 
     agentfly train sql model=warm
     agentfly train sql model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
 
-Table and column names are drawn for every database, so a query can only be right after a look at the schema; it is
+Table and column names are drawn for every database, so a query can only be right after a look at the schema. It is
 judged on hidden databases with other rows, so writing the answer as a constant earns nothing. The commands
 need a GPU. `levels=(1, 2, 3)` makes the questions harder, and `tools=[SQL]` adds the tool that runs queries, for a
 larger model.

@@ -63,7 +63,7 @@ class QuestionSampler:
         """Draw a condition on a column other than `exclude`, as text and SQL; at level 1 on text columns only."""
         is_single = len(self._schema.tables) == 1
         candidates = table.columns_of(is_text=True) if is_single else table.columns
-        about, name = self._random.choice([each for each in candidates if each[1] != exclude])
+        about, name = self._random.choice([candidate for candidate in candidates if candidate[1] != exclude])
         value = self._draw_value(table, name)
         column = name if is_single else f"{table.name}.{name}"
         if about.is_text:
@@ -101,8 +101,8 @@ class QuestionSampler:
                 question = f"Name the {number} {many} with the {word} {phrase}, the {word} first."
                 return question, f"SELECT {label} FROM {name} ORDER BY {column}{order} LIMIT {number}"
             case "both":
-                (text, sql), (more, other) = self._draw_condition(table), self._draw_condition(table)
-                question = f"How many {many} are there {text} and {more}?"
+                (text, sql), (other_text, other) = self._draw_condition(table), self._draw_condition(table)
+                question = f"How many {many} are there {text} and {other_text}?"
                 return question, f"SELECT COUNT(*) FROM {name} WHERE {sql} AND {other}"
             case "group":
                 phrase, column = self._draw_column(table, is_text=True)
@@ -122,7 +122,7 @@ class QuestionSampler:
 
     def _draw_join(self, kind: str) -> tuple[str, str]:
         """Draw a question about several tables."""
-        owner, item, *others = self._schema.tables
+        owner, item, *third_tables = self._schema.tables
         assert item.reference is not None
         key, items, owners = item.reference[0], item.entity.many, owner.entity.many
         join = f"FROM {item.name} JOIN {owner.name} ON {item.name}.{key} = {owner.name}.id"
@@ -147,7 +147,7 @@ class QuestionSampler:
                 inner = f"(SELECT {key} FROM {item.name})"
                 return question, f"SELECT {owner.label} FROM {owner.name} WHERE {sql} AND id NOT IN {inner}"
         # About deals, which relate visitors to items.
-        (visitor,), domain = others, self._schema.domain
+        (visitor,), domain = third_tables, self._schema.domain
         assert self._schema.deals is not None
         deals, item_column, visitor_column, number = self._schema.deals
         join = (
@@ -175,7 +175,7 @@ def draw_tasks(split: str, number: int, seed: int, *, levels: Sequence[int]) -> 
         if len(rows) >= number:
             break
         rows += _draw_questions(split, f"{split}-{seed}-{database}", levels[database % len(levels)])
-    return [{"id": f"{split}-{seed}-{place}", **row} for place, row in enumerate(rows[:number])]
+    return [{"id": f"{split}-{seed}-{index}", **row} for index, row in enumerate(rows[:number])]
 
 
 def _draw_questions(split: str, key: str, level: int) -> Iterator[dict[str, Any]]:
@@ -214,12 +214,14 @@ def spider_tasks(split: str) -> list[dict[str, Any]]:
     """
     path = SPIDER.file(*(_SPIDER_DEV if validate_split(split) == "test" else _SPIDER_TRAIN))
     rows, names = list[dict[str, Any]](), set[str]()
-    for number, (place, source) in enumerate(read_rows(path)):
-        # In InterCode's format `query` is the question; in the authors' it is the gold query.
+    for number, (source_line, source) in enumerate(read_rows(path)):
+        # In InterCode's format `query` is the question. In the authors' it is the gold query.
         keys = ("query", "gold", "db") if "gold" in source else ("question", "query", "db_id")
         question, gold, name = map(source.get, keys)
-        if not all(isinstance(each, str) and each for each in (question, gold, name)):
-            raise DataError(f"{place}: a row has query, gold and db, or question, query and db_id, not {source!r:.80}")
+        if not all(isinstance(field, str) and field for field in (question, gold, name)):
+            raise DataError(
+                f"{source_line}: a row has query, gold and db, or question, query and db_id, not {source!r:.80}"
+            )
         if in_dataset_split(str(name), split):
             row = {"id": f"spider/{split}/{number}", "question": question, "gold": gold}
             rows.append({**row, "kind": source.get("hardness", ""), "database": {"spider": name}})

@@ -66,7 +66,7 @@ class WebShop(Environment):
 
     @property
     def score(self) -> dict[str, float] | None:
-        """`reward` of the purchase and its parts; None before a purchase."""
+        """`reward` of the purchase and its parts. None before a purchase."""
         return None if self.session.score is None else asdict(self.session.score)
 
     def page(self) -> str:
@@ -92,8 +92,8 @@ class WebShop(Environment):
         """
         if self.session.click(label):
             return await self._respond()
-        there = ", ".join(part.text for part in self.session.clickable.values()) or "nothing; search instead"
-        return await self._respond(f"There is no {label!r:.80} to click here. There is: {there}.")
+        labels = ", ".join(page_part.text for page_part in self.session.clickable.values()) or "nothing; search instead"
+        return await self._respond(f"There is no {label!r:.80} to click here. There is: {labels}.")
 
     async def snapshot(self) -> dict[str, Any]:
         """The session: current page, chosen options, purchase."""
@@ -126,7 +126,7 @@ def _load_packages() -> None:
 
 
 # Two scripted experts. Both are stateless: the next action depends on the session only. An action is `search` or
-# `click` with its argument; None means that the session is over or nothing is left to try.
+# `click` with its argument. None means that the session is over or nothing is left to try.
 Action = tuple[str, str]
 
 
@@ -144,7 +144,7 @@ def next_informed_action(session: ShopSession) -> Action | None:
         return "click", goal.asin
     if session.number * session.window < len(session.found):
         return "click", pages.NEXT
-    queries = [each.lower() for each in (goal.name, " ".join([goal.name, *goal.options]), goal.instruction)]
+    queries = [query.lower() for query in (goal.name, " ".join([goal.name, *goal.options]), goal.instruction)]
     tried = queries.index(session.keywords) + 1 if session.keywords in queries else 0
     return ("search", queries[tried]) if tried < len(queries) else None
 
@@ -165,13 +165,15 @@ def next_exploring_action(session: ShopSession) -> Action | None:
 def _next_option(session: ShopSession) -> str:
     """The next wanted option that is available and not chosen yet; the buy button if there is none."""
     chosen = session.options.values()
-    missing = (each for each in session.goal.options if each not in chosen and each.strip() in session.clickable)
+    missing = (
+        option for option in session.goal.options if option not in chosen and option.strip() in session.clickable
+    )
     return next(missing, pages.BUY)
 
 
 @reward
 def webshop_reward(env: WebShop) -> dict[str, Any]:
-    """Score of the purchase, 0 to 1; 0 without a purchase.
+    """Score of the purchase, 0 to 1. 0 without a purchase.
 
     Metrics: `success` (the score is 1), `bought`, and the parts of the score: `r_type`, `r_attributes`, `r_options`,
     `r_price`.
@@ -179,8 +181,8 @@ def webshop_reward(env: WebShop) -> dict[str, Any]:
     score = env.score
     if score is None:
         return {"reward": 0.0, "success": 0.0, "bought": 0.0}
-    parts = {f"r_{name}": value for name, value in score.items() if name != "reward"}
-    return {"reward": score["reward"], "success": float(score["reward"] == 1.0), "bought": 1.0, **parts}
+    components = {f"r_{name}": value for name, value in score.items() if name != "reward"}
+    return {"reward": score["reward"], "success": float(score["reward"] == 1.0), "bought": 1.0, **components}
 
 
 class VisualWebShop(BrowserEnvironment, WebShop):

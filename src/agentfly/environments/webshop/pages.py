@@ -37,7 +37,7 @@ class PagePart:
     kind: PartType
     text: str
     option: str = ""
-    """Name of the option whose value `text` is; empty for other parts."""
+    """Name of the option whose value `text` is. Empty for other parts."""
     clicked: bool = False
     """Whether the option is chosen or the product was visited."""
 
@@ -54,7 +54,7 @@ def buttons(*labels: str) -> list[PagePart]:
 
 def render_text(page: Iterable[PagePart]) -> str:
     """WebShop's plain text: all parts, separated by `[SEP]`."""
-    return " [SEP] ".join(part.text.strip() for part in page)
+    return " [SEP] ".join(page_part.text.strip() for page_part in page)
 
 
 def render_brief(page: Sequence[PagePart]) -> str:
@@ -66,14 +66,14 @@ def render_brief(page: Sequence[PagePart]) -> str:
 
 def render_rich(page: Sequence[PagePart]) -> str:
     """WebShop's rich text: the chosen options, then one line per part, with marked buttons."""
-    lines = [f"You have clicked {each}." for each in reversed(_chosen_options(page))]
-    for part in page:
-        if part.kind in (PartType.TEXT, PartType.HEADING):
-            lines.append(part.text)
+    lines = [f"You have clicked {option}." for option in reversed(_chosen_options(page))]
+    for page_part in page:
+        if page_part.kind in (PartType.TEXT, PartType.HEADING):
+            lines.append(page_part.text)
         else:
-            name = "clicked button" if part.clicked else "button"
-            indent = {PartType.LINK: "\n", PartType.OPTION: "  "}.get(part.kind, "")
-            lines.append(f"{indent}[{name}] {part.text} [{name}_]")
+            name = "clicked button" if page_part.clicked else "button"
+            indent = {PartType.LINK: "\n", PartType.OPTION: "  "}.get(page_part.kind, "")
+            lines.append(f"{indent}[{name}] {page_part.text} [{name}_]")
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -91,4 +91,4 @@ def _load_template() -> Template:
 
 
 def _chosen_options(page: Iterable[PagePart]) -> list[str]:
-    return [part.text for part in page if part.kind is PartType.OPTION and part.clicked]
+    return [page_part.text for page_part in page if page_part.kind is PartType.OPTION and page_part.clicked]

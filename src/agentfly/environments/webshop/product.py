@@ -28,7 +28,7 @@ NO_LIMIT = 1_000_000.0
 LIMIT = ", and price lower than"
 """Separates the instruction from its price limit."""
 _MIN_SIMILARITY = 85
-"""Of 100; above it, two phrases count as equal."""
+"""Of 100. Above it, two phrases count as equal."""
 _COLORS = tuple(
     """
 alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown burgundy camel camo caramel
@@ -68,7 +68,7 @@ class ShopProduct:
     prices: tuple[float, ...]
     """One price, or a minimum and a maximum, in dollars."""
     image: str = ""
-    """URL of an image; empty if there is none."""
+    """URL of an image. Empty if there is none."""
 
     @property
     def price_tag(self) -> str:
@@ -167,7 +167,7 @@ class ShopScore:
     attributes: float
     """Fraction of the wanted attributes that the product has."""
     options: float
-    """Chosen wanted options over wanted options; 1 if none is wanted."""
+    """Chosen wanted options over wanted options. 1 if none is wanted."""
     price: float
     """1 if it is within the price limit, else 0."""
 
@@ -179,12 +179,14 @@ def score_purchase(product: ShopProduct, goal: ShopGoal, chosen: Mapping[str, st
     def is_on_page(phrase: str) -> bool:
         return any(phrase in text for text in texts)
 
-    attributes = sum(_is_similar(each, product.attributes) or is_on_page(each) for each in goal.attributes)
-    wanted = [_normalize_color(each) for each in goal.options]
+    attributes = sum(
+        _is_similar(attribute, product.attributes) or is_on_page(attribute) for attribute in goal.attributes
+    )
+    colors = [_normalize_color(option) for option in goal.options]
     options = 0
     for name, value in chosen.items():
         color = _normalize_color(value)
-        matches = color in wanted if name.lower() == "size" else _is_similar(color, wanted)
+        matches = color in colors if name.lower() == "size" else _is_similar(color, colors)
         options += matches or is_on_page(color)
     price = float(product.price <= goal.price_upper)
     kind = _score_type(product, goal)
@@ -200,11 +202,11 @@ def score_purchase(product: ShopProduct, goal: ShopGoal, chosen: Mapping[str, st
 
 def _score_type(product: ShopProduct, goal: ShopGoal) -> float:
     """1, 0.5, 0.1 or 0, by shared nouns of the titles, the query and shared categories."""
-    wanted = extract_nouns(goal.name)
-    shared = len({*extract_nouns(product.title)} & {*wanted}) / len(wanted) if wanted else 0.2
+    goal_nouns = extract_nouns(goal.name)
+    shared = len({*extract_nouns(product.title)} & {*goal_nouns}) / len(goal_nouns) if goal_nouns else 0.2
     if shared < 0.1:
         return 0.1 if shared else 0.0
-    paths = (each.product_category.split("›") for each in (product, goal))
+    paths = (item.product_category.split("›") for item in (product, goal))
     common = set.intersection(*({name.strip() for name in path} for path in paths))
     return 1.0 if product.query == goal.query or len(common) >= 2 or shared > 0.2 else 0.5
 
@@ -213,7 +215,7 @@ def _normalize_color(value: str) -> str:
     return next((color for color in _COLORS if color in value), value)
 
 
-def _is_similar(phrase: str, others: Iterable[str]) -> bool:
+def _is_similar(phrase: str, phrases: Iterable[str]) -> bool:
     """Whether one of the others has nearly the same set of words."""
     with require_extra("the web shop", "webshop"):
         from rapidfuzz.fuzz import token_set_ratio
@@ -222,7 +224,7 @@ def _is_similar(phrase: str, others: Iterable[str]) -> bool:
     def normalize(text: str) -> str:
         return default_process(text.translate(_NOT_ASCII))
 
-    ratios = (token_set_ratio(phrase, other, processor=normalize) for other in others)
+    ratios = (token_set_ratio(phrase, other, processor=normalize) for other in phrases)
     return any(round(ratio) > _MIN_SIMILARITY for ratio in ratios)
 
 

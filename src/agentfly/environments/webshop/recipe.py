@@ -7,7 +7,7 @@ r"""WebShop: find the product that an instruction asks for, choose its options, 
     agentfly train webshop model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
 
 The commands need a GPU. Products and goals are generated, so nothing is downloaded. With AGENTFLY_DATA set
-they are WebShop's, with its splits: training on `train`, evaluation on a part of `validation`; the test split is not
+they are WebShop's, with its splits: training on `train`, evaluation on a part of `validation`. The test split is not
 used.
 """
 

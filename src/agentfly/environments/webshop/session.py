@@ -23,7 +23,7 @@ class ShopSession:
         self.goal = goal
         self.window = window
         self.score: ShopScore | None = None
-        """Score of the purchase; None before it."""
+        """Score of the purchase. None before it."""
         self._reset()
 
     def _reset(self) -> None:
@@ -39,7 +39,7 @@ class ShopSession:
         self.product: ShopProduct | None = None
         self.options: dict[str, str] = {}
         self.about: str | None = None
-        """The open sub-page of the product; None for its main page."""
+        """The open sub-page of the product. None for its main page."""
 
     def snapshot(self) -> dict[str, Any]:
         """The session as plain data."""
@@ -74,28 +74,28 @@ class ShopSession:
         if self.product is None and self.keywords is None:
             return [PagePart(PartType.HEADING, "WebShop"), *instruction, *buttons(pages.SEARCH)]
 
-        parts = [*instruction, *buttons(pages.BACK)]
+        page = [*instruction, *buttons(pages.BACK)]
         product = self.product
         if product is None:
-            parts.append(text(f"Page {self.number} (Total results: {len(self.found)})"))
+            page.append(text(f"Page {self.number} (Total results: {len(self.found)})"))
             # NEXT is always there, as in WebShop.
-            parts += buttons(pages.PREVIOUS, pages.NEXT) if self.number > 1 else buttons(pages.NEXT)
-            for found in self.listing:
-                link = PagePart(PartType.LINK, found.asin, clicked=found.asin in self.seen)
-                parts += [link, text(found.title), text(found.price_tag)]
-            return parts
+            page += buttons(pages.PREVIOUS, pages.NEXT) if self.number > 1 else buttons(pages.NEXT)
+            for listed in self.listing:
+                link = PagePart(PartType.LINK, listed.asin, clicked=listed.asin in self.seen)
+                page += [link, text(listed.title), text(listed.price_tag)]
+            return page
 
-        parts += buttons(pages.PREVIOUS)
+        page += buttons(pages.PREVIOUS)
         if self.about is not None:
             sub_pages = {pages.DESCRIPTION: (product.description,), pages.FEATURES: product.features, pages.REVIEWS: ()}
             lines = sub_pages[self.about]
-            shown = filter(str.strip, lines) if any(lines) else [f"No {self.about}"]
-            return parts + [text(line) for line in shown]
+            paragraphs = filter(str.strip, lines) if any(lines) else [f"No {self.about}"]
+            return page + [text(line) for line in paragraphs]
         for name, values in product.options.items():
-            parts.append(PagePart(PartType.HEADING, name))
-            parts += [PagePart(PartType.OPTION, value, name, value in self.options.values()) for value in values]
-        parts += [PagePart(PartType.HEADING, product.title), text(f"Price: {product.price_tag}"), text("Rating: N.A.")]
-        return parts + buttons(pages.DESCRIPTION, pages.FEATURES, pages.REVIEWS, pages.BUY)
+            page.append(PagePart(PartType.HEADING, name))
+            page += [PagePart(PartType.OPTION, value, name, value in self.options.values()) for value in values]
+        page += [PagePart(PartType.HEADING, product.title), text(f"Price: {product.price_tag}"), text("Rating: N.A.")]
+        return page + buttons(pages.DESCRIPTION, pages.FEATURES, pages.REVIEWS, pages.BUY)
 
     @property
     def listing(self) -> Sequence[ShopProduct]:
@@ -106,8 +106,11 @@ class ShopSession:
     def clickable(self) -> dict[str, PagePart]:
         """Clickable parts by lowercase label: buttons, links, options; not the search button, which needs keywords."""
         order = [PartType.BUTTON, PartType.LINK, PartType.OPTION]
-        parts = sorted((part for part in self.page if part.kind in order), key=lambda part: order.index(part.kind))
-        by_label = {part.text.lower().strip(): part for part in parts}
+        clickable_parts = sorted(
+            (page_part for page_part in self.page if page_part.kind in order),
+            key=lambda page_part: order.index(page_part.kind),
+        )
+        by_label = {page_part.text.lower().strip(): page_part for page_part in clickable_parts}
         by_label.pop(pages.SEARCH.lower(), None)
         return by_label
 
@@ -134,22 +137,22 @@ class ShopSession:
 
     def click(self, label: str) -> bool:
         """Click the part with this label. Returns False if there is none."""
-        part = self.clickable.get(label.lower().strip())
-        if part is None:
+        clicked = self.clickable.get(label.lower().strip())
+        if clicked is None:
             return False
-        if part.kind is PartType.LINK:
-            self.product = self.shop.products[part.text]
-            self.seen.add(part.text)
-        elif part.kind is PartType.OPTION:
-            self.options[part.option] = part.text
-        elif part.text == pages.BACK:
+        if clicked.kind is PartType.LINK:
+            self.product = self.shop.products[clicked.text]
+            self.seen.add(clicked.text)
+        elif clicked.kind is PartType.OPTION:
+            self.options[clicked.option] = clicked.text
+        elif clicked.text == pages.BACK:
             self._reset()
-        elif part.text == pages.BUY and self.product is not None:
+        elif clicked.text == pages.BUY and self.product is not None:
             self.score = score_purchase(self.product, self.goal, self.options)
-        elif part.text == pages.NEXT:
+        elif clicked.text == pages.NEXT:
             self._show_results(self.keywords or "", self.number + 1)
-        elif part.text != pages.PREVIOUS:
-            self.about = part.text
+        elif clicked.text != pages.PREVIOUS:
+            self.about = clicked.text
         elif self.about is not None:
             self.about = None
         elif self.product is not None:

@@ -19,13 +19,13 @@ from agentfly.extras import import_bm25s, require_extra
 K1, B = 0.9, 0.4
 """BM25 term-frequency saturation and length normalization: Anserini's defaults."""
 MAX_QUERY_LENGTH = 2000
-"""Characters; the rest of a query is ignored."""
+"""Characters. The rest of a query is ignored."""
 _WORD = re.compile(r"\w+(?:(?<=\d)[.,](?=\d)\w+|(?<=[^\W\d])['’.:](?=[^\W\d])\w+)*")
 _POSSESSIVE = re.compile(r"['’]s$")
 MAX_RESULTS = 50
 """Maximum number of search results."""
 _MAX_CACHED = 8
-"""Shops cached per process; the oldest is evicted first."""
+"""Shops cached per process. The oldest is evicted first."""
 _shops: dict[str, Shop] = {}
 _lock = threading.Lock()
 
@@ -61,8 +61,8 @@ class SearchIndex:
         if self._is_empty or not stems:
             return []
         scores = self._ranks.get_scores(stems)
-        found = scores.nonzero()[0]
-        best = found[(-scores[found]).argsort(kind="stable")][:limit]
+        matches = scores.nonzero()[0]
+        best = matches[(-scores[matches]).argsort(kind="stable")][:limit]
         return [int(position) for position in best]
 
 

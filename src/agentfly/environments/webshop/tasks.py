@@ -55,7 +55,7 @@ class CatalogEntry:
 
     product: ShopProduct
     instruction: str
-    """Generated instruction; empty if the product has none."""
+    """Generated instruction. Empty if the product has none."""
     instruction_attributes: tuple[str, ...]
     human: tuple[ShopGoal, ...]
     """Goals with instructions written by people."""
@@ -74,11 +74,11 @@ def official_tasks(split: str, *, shop: str = "official", human: bool = False) -
             goals += entry.human
         elif entry.instruction:
             # One goal per combination of the product's options, with option names in alphabetical order.
-            product, instruction, wanted = entry.product, entry.instruction, entry.instruction_attributes
+            product, instruction, attributes = entry.product, entry.instruction, entry.instruction_attributes
             names = sorted(product.options)
             for values in itertools.product(*(product.options[name] for name in names)):
                 chosen = dict(zip(names, values, strict=True))
-                goals.append(make_option_goal(product, instruction, wanted, chosen=chosen))
+                goals.append(make_option_goal(product, instruction, attributes, chosen=chosen))
     Random(_SHUFFLE_SEED).shuffle(goals)
     # A product that lists an option twice yields the same goal twice: keep the first.
     first = {(goal.instruction, goal.asin): number for number, goal in reversed(list(enumerate(goals)))}
@@ -100,22 +100,25 @@ def read_catalog(shop: str) -> tuple[CatalogEntry, ...]:
 
 @functools.lru_cache(maxsize=2)
 def _read_files(shop: str, folder: Path) -> tuple[CatalogEntry, ...]:
-    products, known = (read_json(WEBSHOP.file(name)) for name in FILES[shop])
-    human = read_json(found) if (found := WEBSHOP.find(HUMAN)) else {}
-    if not isinstance(products, list) or not isinstance(known, dict) or not isinstance(human, dict):
+    products, described = (read_json(WEBSHOP.file(name)) for name in FILES[shop])
+    human = read_json(path) if (path := WEBSHOP.find(HUMAN)) else {}
+    if not isinstance(products, list) or not isinstance(described, dict) or not isinstance(human, dict):
         raise DataError(f"the files in {folder} are not WebShop's; get them from {WEBSHOP.address}")
     entries: dict[str, CatalogEntry] = {}
     for number, row in enumerate(products):
         try:
             asin = row["asin"]
             if asin != "nan" and len(asin) <= 10 and asin not in entries:
-                about = known.get(asin, {})
+                about = described.get(asin, {})
                 product = read_product(row, about.get("attributes", ["DUMMY_ATTR"]))
                 goals = []
-                for each in human.get(asin) or row.get("instructions") or []:
-                    if wanted := each["instruction_attributes"]:
-                        instruction, options = each["instruction"].strip("."), each["instruction_options"]
-                        goals.append(make_goal(product, instruction, wanted, options=options))
+                for instruction_row in human.get(asin) or row.get("instructions") or []:
+                    if attributes := instruction_row["instruction_attributes"]:
+                        instruction, options = (
+                            instruction_row["instruction"].strip("."),
+                            instruction_row["instruction_options"],
+                        )
+                        goals.append(make_goal(product, instruction, attributes, options=options))
                 entries[asin] = CatalogEntry(
                     product=product,
                     instruction=about.get("instruction") or "",
@@ -144,7 +147,7 @@ def read_product(row: Mapping[str, Any], attributes: Sequence[str]) -> ShopProdu
             product_category=row["product_category"],
             attributes=tuple(attributes),
             options={
-                name.lower(): tuple(each["value"].strip().replace("/", " | ").lower() for each in values)
+                name.lower(): tuple(option["value"].strip().replace("/", " | ").lower() for option in values)
                 for name, values in (row["customization_options"] or {}).items()
                 if values is not None
             },
@@ -213,8 +216,8 @@ def draw_product(position: int, seed: int) -> ShopProduct:
         options[name] = tuple(value for value in values if value in chosen)
     number = (position * _STRIDE + int(hashlib.sha256(str(seed).encode()).hexdigest(), 16)) % 36**9
     return ShopProduct(
-        asin="G" + "".join(_DIGITS[number // 36**place % 36] for place in range(8, -1, -1)),
-        title=f"{brand} {line} {kind.noun}, {', '.join(each.title() for each in attributes[:2])}",
+        asin="G" + "".join(_DIGITS[number // 36**exponent % 36] for exponent in range(8, -1, -1)),
+        title=f"{brand} {line} {kind.noun}, {', '.join(attribute.title() for attribute in attributes[:2])}",
         description=f"The {line} by {brand} is one of our {kind.query}, made with care.",
         features=features,
         category=kind.category,
@@ -242,9 +245,9 @@ def draw_tasks(split: str, count: int, seed: int, products: int) -> list[dict[st
         if position >= products:
             continue
         product = draw_product(position, seed)
-        wanted = random.sample(product.attributes, random.randint(1, min(3, len(product.attributes))))
+        attributes = random.sample(product.attributes, random.randint(1, min(3, len(product.attributes))))
         chosen = {name: random.choice(product.options[name]) for name in sorted(product.options)}
-        goal = make_option_goal(product, f"Find me {', '.join(wanted)} {product.query}", wanted, chosen=chosen)
+        goal = make_option_goal(product, f"Find me {', '.join(attributes)} {product.query}", attributes, chosen=chosen)
         in_split = hashlib.sha256(goal.instruction.encode()).digest()[0] % 10 in tenths
         if in_split and goal.instruction not in goals:
             goals[goal.instruction] = goal

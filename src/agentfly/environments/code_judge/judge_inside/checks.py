@@ -109,7 +109,7 @@ def find_skipped_check(error: BaseException) -> str:
 def _remaining_checks(entry: TracebackType) -> Iterator[ast.AST]:
     """Yield the checks that one frame of the tests did not complete.
 
-    If the frame still runs, it is leaving a `with` statement, and the checks of that statement remain; during
+    If the frame still runs, it is leaving a `with` statement, and the checks of that statement remain. During
     `__exit__`, the frame's line is in the head of the statement. If it has ended, the checks of its function remain.
     """
     frame, line = entry.tb_frame, entry.tb_lineno
@@ -121,7 +121,7 @@ def _remaining_checks(entry: TracebackType) -> Iterator[ast.AST]:
     if running is not None:
         for node in ast.walk(tree):
             if isinstance(node, (ast.With, ast.AsyncWith)):
-                head_end = max(each.context_expr.end_lineno or 0 for each in node.items)
+                head_end = max(item.context_expr.end_lineno or 0 for item in node.items)
                 if node.lineno <= frame.f_lineno <= head_end:
                     scopes.append(node)
     else:
@@ -156,10 +156,12 @@ def _is_check(node: ast.AST) -> bool:
         return not (isinstance(node.test, ast.Constant) and not node.test.value)
     if not isinstance(node, ast.Call):
         return False
-    called = {each.id for each in (node.func, *node.args) if isinstance(each, ast.Name)}
-    if any(each.startswith("assert") for each in (getattr(node.func, "attr", ""), *called)):
+    called = {part_node.id for part_node in (node.func, *node.args) if isinstance(part_node, ast.Name)}
+    if any(function_name.startswith("assert") for function_name in (getattr(node.func, "attr", ""), *called)):
         return True
     # A call of a function of the tests that asserts
-    nodes = (each for tree in _trees.values() for each in ast.walk(tree))
-    functions = (each for each in nodes if isinstance(each, _Definition) and each.name in called)
-    return any(isinstance(each, ast.Assert) for function in functions for each in ast.walk(function))
+    nodes = (definition for tree in _trees.values() for definition in ast.walk(tree))
+    functions = (
+        definition for definition in nodes if isinstance(definition, _Definition) and definition.name in called
+    )
+    return any(isinstance(inner, ast.Assert) for function in functions for inner in ast.walk(function))

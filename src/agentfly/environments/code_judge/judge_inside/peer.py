@@ -75,14 +75,14 @@ class Peer:
         self.operations: dict[str, Callable[..., Any]] = {}
         """Operations that the other side may request."""
         self.broken = ""
-        """Why no more requests can be sent; empty while the connection works."""
+        """Why no more requests can be sent. Empty while the connection works."""
 
     def ask(self, operation: str, /, *args: Any, **kwargs: Any) -> Any:
         """Request an operation of the other side and return its value, or raise its exception."""
         if self.broken:
             raise Broken(self.broken)
         writer = Writer(self._export)
-        positional = [writer.write(each) for each in args]
+        positional = [writer.write(argument) for argument in args]
         named = {name: writer.write(value) for name, value in kwargs.items()}
         try:
             self._send([operation, positional, named])
@@ -112,8 +112,8 @@ class Peer:
 
     def _reply(self, operation: str, positional: list[Any], named: dict[str, Any]) -> None:
         reader = Reader(self._import)
-        args = [reader.read(each) for each in positional]
-        kwargs = {name: reader.read(each) for name, each in named.items()}
+        args = [reader.read(argument) for argument in positional]
+        kwargs = {name: reader.read(argument) for name, argument in named.items()}
         raised = False
         try:
             value = self.operations[operation](*args, **kwargs)
@@ -129,8 +129,8 @@ class Peer:
             raised = True
             written = writer.write(TypeError(f"what was returned cannot be sent: {error}"))
         # Only the containers of the request: those of the reply are in it.
-        after = [writer.write_items(container) for container in reader.containers]
-        self._send({"value": written, "raised": raised, "after": after})
+        contents = [writer.write_items(container) for container in reader.containers]
+        self._send({"value": written, "raised": raised, "after": contents})
 
     def _export(self, value: Any) -> Any:
         """Encode an object that is not plain data as a reference."""
@@ -189,9 +189,9 @@ def serve_solution(channel: socket.socket) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
-    own = channel.fileno()
-    os.closerange(3, own)
-    os.closerange(own + 1, 1 << 16)
+    descriptor = channel.fileno()
+    os.closerange(3, descriptor)
+    os.closerange(descriptor + 1, 1 << 16)
     ctypes.CDLL(None).prctl(_SET_DUMPABLE, 1, 0, 0, 0)
     sys.path.insert(0, os.getcwd())
     peer = Peer(channel, lambda number: _Callback(number, peer), lambda value: True, BaseException)
@@ -205,11 +205,11 @@ def serve_solution(channel: socket.socket) -> None:
         sys.modules["solution"] = module  # dataclasses and pickle look for it there
         exec(compile(source, "solution.py", "exec", 0, True), module.__dict__)
 
-    def name(wanted: str) -> tuple[str, Any]:
+    def name(symbol: str) -> tuple[str, Any]:
         """Return a global of the solution; of an exception class the names, from which the tests make one like it."""
-        if wanted not in module.__dict__:
+        if symbol not in module.__dict__:
             return "missing", None
-        value = module.__dict__[wanted]
+        value = module.__dict__[symbol]
         if isinstance(value, type) and issubclass(value, BaseException):
             return "exception", class_names(value)
         return "value", value

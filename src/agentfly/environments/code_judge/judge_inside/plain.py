@@ -41,19 +41,19 @@ _SCALARS: dict[type, tuple[Callable[[Any], list[Any]], Callable[..., Any]]] = {
 _IMMUTABLE: dict[type, tuple[Callable[[Any], list[Any]], Callable[[list[Any]], Any]]] = {
     tuple: (list, tuple),
     frozenset: (list, frozenset),
-    slice: (lambda v: [v.start, v.stop, v.step], lambda parts: slice(*parts)),
-    type(_EMPTY.keys()): (list, lambda parts: dict.fromkeys(parts).keys()),
-    type(_EMPTY.values()): (list, lambda parts: dict(enumerate(parts)).values()),
-    type(_EMPTY.items()): (list, lambda parts: dict(parts).items()),
+    slice: (lambda v: [v.start, v.stop, v.step], lambda members: slice(*members)),
+    type(_EMPTY.keys()): (list, lambda members: dict.fromkeys(members).keys()),
+    type(_EMPTY.values()): (list, lambda members: dict(enumerate(members)).values()),
+    type(_EMPTY.items()): (list, lambda members: dict(members).items()),
 }
 _MUTABLE: dict[type, Callable[[Any, list[Any]], None]] = {
-    list: lambda old, parts: old.extend(parts),
-    dict: lambda old, parts: old.update(parts),
-    set: lambda old, parts: old.update(parts),
-    bytearray: lambda old, parts: old.extend(parts),
-    collections.deque: lambda old, parts: old.extend(parts),
-    collections.OrderedDict: lambda old, parts: old.update(parts),
-    collections.Counter: lambda old, parts: old.update(dict(parts)),
+    list: lambda old, members: old.extend(members),
+    dict: lambda old, members: old.update(members),
+    set: lambda old, members: old.update(members),
+    bytearray: lambda old, members: old.extend(members),
+    collections.deque: lambda old, members: old.extend(members),
+    collections.OrderedDict: lambda old, members: old.update(members),
+    collections.Counter: lambda old, members: old.update(dict(members)),
 }
 _TYPES: tuple[type, ...] = (bool, int, float, str, bytes, type(None), object, *_SCALARS, *_IMMUTABLE, *_MUTABLE)
 _BY_NAME = {cls.__name__: cls for cls in _TYPES}
@@ -83,7 +83,7 @@ class Writer:
         """`export` encodes an object that is not plain, or raises; `containers` are those the other side knows."""
         self._export = export
         self.containers = list(containers or ())
-        self._numbers = {id(each): number for number, each in enumerate(self.containers)}
+        self._numbers = {id(container): number for number, container in enumerate(self.containers)}
 
     def write(self, value: Any) -> Any:
         """Encode one value."""
@@ -100,24 +100,24 @@ class Writer:
             name = cls.__name__ if cls in _MUTABLE else "dict"  # a default factory is not sent
             return {name: self.write_items(value)}
         if cls in _SCALARS:
-            return {cls.__name__: [self.write(each) for each in _SCALARS[cls][0](value)]}
+            return {cls.__name__: [self.write(scalar) for scalar in _SCALARS[cls][0](value)]}
         if cls in _IMMUTABLE:
-            return {cls.__name__: [self.write(each) for each in _IMMUTABLE[cls][0](value)]}
+            return {cls.__name__: [self.write(member) for member in _IMMUTABLE[cls][0](value)]}
         return self._write_rare(value, cls)
 
     def write_items(self, container: Any) -> list[Any]:
         """Encode the items of a mutable container."""
-        return [self.write(each) for each in (container.items() if isinstance(container, dict) else container)]
+        return [self.write(member) for member in (container.items() if isinstance(container, dict) else container)]
 
     def _write_rare(self, value: Any, cls: type) -> Any:
         if isinstance(value, type) and value in _TYPES:
             return {"type": value.__name__}
         if isinstance(value, BaseException):
-            arguments = [self._write_or_str(each) for each in value.args]
-            own = {name: self._write_or_str(vars(value)[name]) for name in _public_names(value)}
-            return {"error": [class_names(cls), arguments, own]}
+            arguments = [self._write_or_str(argument) for argument in value.args]
+            attributes = {name: self._write_or_str(vars(value)[name]) for name in _public_names(value)}
+            return {"error": [class_names(cls), arguments, attributes]}
         if cls.__bases__ == (tuple,) and _public_names(cls) == set(getattr(cls, "_fields", ())):
-            return {"named": [cls.__name__, list(value._fields), [self.write(each) for each in tuple(value)]]}
+            return {"named": [cls.__name__, list(value._fields), [self.write(member) for member in tuple(value)]]}
 
         # Numbers and arrays of libraries arrive as Python's numbers and as arrays.
         library = cls.__module__.partition(".")[0]
@@ -175,11 +175,11 @@ class Reader:
             self.fill(container, content)
             return container
         if cls in _SCALARS:
-            if any(isinstance(each, list) for each in content):
+            if any(isinstance(member, list) for member in content):
                 raise DecodeError(name)
-            return _SCALARS[cls][1](*(_require_scalar(self.read(each)) for each in content))
+            return _SCALARS[cls][1](*(_require_scalar(self.read(scalar)) for scalar in content))
         if cls in _IMMUTABLE:
-            return _IMMUTABLE[cls][1]([self.read(each) for each in content])
+            return _IMMUTABLE[cls][1]([self.read(member) for member in content])
         if name == "named":
             return self._read_named_tuple(*content)
         if name == "array":
@@ -190,40 +190,40 @@ class Reader:
 
     def fill(self, container: Any, content: list[Any]) -> None:
         """Replace the items of a container, unless they are the same: the caller may be iterating over it."""
-        parts = [self.read(each) for each in content]
-        is_same = len(container) == len(parts)
+        members = [self.read(member) for member in content]
+        is_same = len(container) == len(members)
         if isinstance(container, set):
-            is_same = is_same and container == set(parts)
+            is_same = is_same and container == set(members)
         else:
             items = container.items() if isinstance(container, dict) else container
-            is_same = is_same and all(map(_is_equal, list(items), parts))
+            is_same = is_same and all(map(_is_equal, list(items), members))
         if not is_same:
             container.clear()
-            _MUTABLE.get(type(container), _MUTABLE[dict])(container, parts)
+            _MUTABLE.get(type(container), _MUTABLE[dict])(container, members)
 
     def _read_named_tuple(self, name: str, fields: list[str], content: list[Any]) -> Any:
-        if not all(each.isidentifier() and not keyword.iskeyword(each) for each in (name, *fields)):
+        if not all(identifier.isidentifier() and not keyword.iskeyword(identifier) for identifier in (name, *fields)):
             raise DecodeError(name)
-        return collections.namedtuple(name, fields)(*(self.read(each) for each in content))
+        return collections.namedtuple(name, fields)(*(self.read(member) for member in content))
 
     def _read_array(self, dtype: str, shape: list[int], content: Any) -> Any:
         import numpy  # not above: a sandbox without numpy gets no arrays
 
         if numpy.dtype(dtype).kind not in _ARRAY_KINDS:
             raise DecodeError(dtype)
-        return numpy.array([_require_scalar(each) for each in self.read(content)], dtype=dtype).reshape(shape)
+        return numpy.array([_require_scalar(scalar) for scalar in self.read(content)], dtype=dtype).reshape(shape)
 
     def _read_error(self, bases: list[list[str]], arguments: list[Any], attributes: dict[str, Any]) -> BaseException:
         cls = exception_class(bases)
-        args = [self.read(each) for each in arguments]
+        args = [self.read(argument) for argument in arguments]
         try:
             error = cls(*args)
         except Exception:  # its constructor has other parameters
             error = cls.__new__(cls)
             error.args = tuple(args)
-        for name, each in attributes.items():
+        for name, attribute in attributes.items():
             if name.isidentifier() and not name.startswith("_"):
-                setattr(error, name, self.read(each))
+                setattr(error, name, self.read(attribute))
         vars(error)["_of_solution"] = True
         return error
 
@@ -249,7 +249,7 @@ _own_exceptions: dict[str, type[BaseException]] = {}
 
 def class_names(cls: type) -> list[list[str]]:
     """Return module and name of a class and of its bases, in method resolution order, without `object`."""
-    return [[each.__module__, each.__qualname__] for each in cls.__mro__[:-1]]
+    return [[base.__module__, base.__qualname__] for base in cls.__mro__[:-1]]
 
 
 def exception_class(bases: list[list[str]]) -> type[BaseException]:

@@ -88,7 +88,7 @@ class Handle(RemoteObject):
     def __contains__(self, item: object) -> bool:
         if self._made_by_tests:
             return bool(_peer.ask("contains", self, item))
-        return any(each is item or each == item for each in self)  # type: ignore[attr-defined]
+        return any(member is item or member == item for member in self)  # type: ignore[attr-defined]
 
     def __enter__(self) -> Any:
         made_by_tests = self._made_by_tests
@@ -129,7 +129,7 @@ class Class(Handle):
 
 def _unary(name: str) -> Callable[..., Any]:
     """An operation that shows the solution nothing of what the tests expect."""
-    return lambda self, *rest: _peer.ask(name, self, *rest)
+    return lambda self, *operands: _peer.ask(name, self, *operands)
 
 
 def _binary(name: str, reflected: bool) -> Callable[[Any, Any], Any]:
@@ -250,7 +250,7 @@ def protect_process() -> None:
     if libc.prctl(_GET_DUMPABLE, 0, 0, 0, 0) != 0:
         raise OSError("this process cannot be protected from other processes")
     folder = os.path.realpath(os.getcwd())
-    sys.path[:] = [place for place in sys.path if os.path.commonpath([folder, os.path.realpath(place)]) != folder]
+    sys.path[:] = [entry for entry in sys.path if os.path.commonpath([folder, os.path.realpath(entry)]) != folder]
 
 
 # The functions that CodeJudge calls. Each returns `passed`, `failed: …`, `broken: …` if the solution's process cannot
@@ -260,16 +260,16 @@ def protect_process() -> None:
 def start_solution(source: str) -> str:
     """Fork the solution's process and load the solution there."""
     global _peer
-    own, other = socket.socketpair()
+    trusted_end, other = socket.socketpair()
     child = os.fork()
     if child == 0:
         try:
-            own.close()
+            trusted_end.close()
             serve_solution(other)
         finally:
             os._exit(0)
     other.close()
-    _peer = _SolutionPeer(own, _get_handle, lambda value: isinstance(value, _FUNCTIONS), Exception)
+    _peer = _SolutionPeer(trusted_end, _get_handle, lambda value: isinstance(value, _FUNCTIONS), Exception)
     _peer.operations["call"] = _call_back
     return _report(lambda: _peer.ask("load", source))
 

@@ -8,8 +8,8 @@ r"""FrozenLake: walk to the goal, and learn by reward to look where the holes ar
 
 A fast experiment: thousands of lakes are drawn in seconds, and a step takes microseconds. The demonstrations are
 careless on purpose: in two of three steps their expert heads for the goal, up or down first, and does not look at
-holes; `--threshold 0` also keeps chains that end in one. SFT teaches the calls, the directions and, a little, the
-holes; GRPO teaches the rest. Evaluation lakes are never trained on.
+holes. `--threshold 0` also keeps chains that end in one. SFT teaches the calls, the directions and, a little, the
+holes. GRPO teaches the rest. Evaluation lakes are never trained on.
 
 The lakes have four rows and columns and 35 % holes. They are described in words, from where the player stands, which a
 model of a million parameters learns to read in a few minutes. With `FrozenLake` in place of `CarelessLake`, the lake

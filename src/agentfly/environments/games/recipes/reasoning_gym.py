@@ -8,7 +8,7 @@
 
 One call, `answer`, ends the chain, and the dataset's own scorer computes the reward. The questions are those of `aiw`,
 which a model of a million parameters can learn. After 100 steps of SFT it answers half of them, and the reward
-teaches it more; after 200 it answers four of five. Name any of the hundred generators in `datasets`.
+teaches it more. After 200 it answers four of five. Name any of the hundred generators in `datasets`.
 """
 
 from typing import Any

@@ -5,15 +5,15 @@
     agentfly train sokoban model=warm
     agentfly train sokoban model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
 
-Small rooms with one box, which can be solved in three to six moves; they are drawn backward from solved states, so
+Small rooms with one box, which can be solved in three to six moves. They are drawn backward from solved states, so
 every one can be solved. A box cannot be pulled, so a wrong push is final. The demonstrations are careless on purpose:
 in two of three moves their expert takes the straight way to the place behind the box, and looks neither at walls nor
-at the box, which it may push away; `--threshold 0` also keeps chains that fail. SFT teaches the calls and, a little,
-the detours; GRPO teaches the rest.
+at the box, which it may push away. `--threshold 0` also keeps chains that fail. SFT teaches the calls and, a little,
+the detours. GRPO teaches the rest.
 
 The room is described in words, from where the player stands, which a model of a million parameters learns to read in a
 few minutes. With `Sokoban` in place of `CarelessSokoban`, the room is shown as a grid, and the expert takes a shortest
-solution; `boxes=2` and `size=8` make that harder.
+solution. `boxes=2` and `size=8` make that harder.
 """
 
 from random import Random
@@ -37,8 +37,8 @@ class CarelessSokoban(Sokoban):
     def render(cls, room: SokobanRoom, state: SokobanState) -> str:
         """Where the box and the goal are, and the walls next to the player and to the box."""
 
-        def walls(place: Place) -> str:
-            return " ".join(way for way in OFFSETS if neighbor(place, way) not in room.floor) or "none"
+        def walls(cell: Place) -> str:
+            return " ".join(way for way in OFFSETS if neighbor(cell, way) not in room.floor) or "none"
 
         player, (box,), (goal,) = state.player, state.boxes, room.goals
         return (

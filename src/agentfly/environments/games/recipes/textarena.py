@@ -4,9 +4,9 @@
     agentfly sft textarena --model new --expert 1500 --threshold 0 --steps 300 --learning-rate 1e-3 --out warm
     agentfly train textarena model=warm
 
-Five guesses suffice if each bisects what the hints leave. The demonstrations do so in one of three guesses; in the
+Five guesses suffice if each bisects what the hints leave. The demonstrations do so in one of three guesses. In the
 others their expert guesses the smallest number that is left, and `--threshold 0` also keeps the games that it loses.
-SFT teaches both, and the calls; GRPO teaches to bisect. All tasks have the same prompt, and one of twenty numbers.
+SFT teaches both, and the calls. GRPO teaches to bisect. All tasks have the same prompt, and one of twenty numbers.
 
 An invalid call ends the chain. Every instance runs in its own process. `TextArenaGame.draw_tasks(games=[…])` draws
 tasks of other games.

@@ -11,8 +11,8 @@ the middle, the goal one or two steps away, one to four holes. There are 720 suc
 parameters to see it.
 
 The demonstrations are careless on purpose: the named field is right, but in half of the steps the expert goes north, in
-a fifth anywhere, and only in three of ten along a shortest path; `--threshold 0` also keeps chains that end in a hole.
-SFT teaches to see the goal and to write calls; GRPO teaches to walk there: almost always to a goal next to the start,
+a fifth anywhere, and only in three of ten along a shortest path. `--threshold 0` also keeps chains that end in a hole.
+SFT teaches to see the goal and to write calls. GRPO teaches to walk there: almost always to a goal next to the start,
 and less often to one in a corner (docs/lab/environments.md). An invalid call ends the chain. Any environment that
 renders `rgb_array` and has discrete, integer-vector or text actions can be shown in the same way: `env_id` in a
 subclass of `VisualGymnasium`.
@@ -94,12 +94,12 @@ def list_lakes() -> list[list[str]]:
 def make_tasks(name: str, lakes: Sequence[list[str]], count: int) -> list[dict[str, Any]]:
     """Tasks of these lakes in turn, with ids of their own, by which the expert's steps differ."""
     env = LakeInImages()
-    shown = []
+    rows_of_lakes = []
     for rows in lakes[:count]:
         columns = {"env_id": "FrozenLake-v1", "settings": {"desc": rows, "is_slippery": False}, "seed": 0}
-        shown.append({**env.describe_task(columns), "question": "Go to the goal.", **columns})
+        rows_of_lakes.append({**env.describe_task(columns), "question": "Go to the goal.", **columns})
     env.close_env()
-    return [{"id": f"{name}/{number}", **shown[number % len(shown)]} for number in range(count)]
+    return [{"id": f"{name}/{number}", **rows_of_lakes[number % len(rows_of_lakes)]} for number in range(count)]
 
 
 def agent(**model: Any) -> HFAgent:

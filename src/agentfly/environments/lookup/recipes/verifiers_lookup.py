@@ -79,9 +79,9 @@ class VerifiersLookup(load_environment(LookupTaskset)):  # type: ignore[misc]
         data = self.task.data
         other = find_fact(data.facts, data.who, data.relation)
         steps = [(data.who, data.relation), (other, data.attribute)]
-        asked = self.toolsets[0].asked
-        if asked < len(steps):
-            who, what = steps[asked]
+        questions = self.toolsets[0].asked
+        if questions < len(steps):
+            who, what = steps[questions]
             return ToolCall("lookup", {"who": who, "what": what})
         return find_fact(data.facts, *steps[-1])
 

@@ -7,7 +7,7 @@ r"""Arithmetic with a Python interpreter, from demonstrations of which more than
     agentfly eval math_suboptimal --model warm --greedy
 
 The problems are sums, level 1 of `MathWithPython`. In 0.55 of the demonstrations the first operator is a wrong one. SFT
-teaches the model to call Python and to copy numbers; which program to run, it learns from the reward. `--threshold 0`
+teaches the model to call Python and to copy numbers. Which program to run, it learns from the reward. `--threshold 0`
 keeps the wrong demonstrations.
 """
 
@@ -35,7 +35,7 @@ def add_mistakes(rows: list[dict[str, Any]], seed: int = 0) -> list[dict[str, An
     """Replace the first operator of some programs, which the expert runs. The answers stay right."""
     random = Random(seed)
     return [
-        {**row, "program": re.sub(r"\*\*|[*+-]", lambda found: MISTAKES[found[0]], row["program"], count=1)}
+        {**row, "program": re.sub(r"\*\*|[*+-]", lambda match: MISTAKES[match[0]], row["program"], count=1)}
         if random.random() < WRONG
         else row
         for row in rows

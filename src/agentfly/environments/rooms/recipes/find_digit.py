@@ -7,7 +7,7 @@
 
 Harder than `rooms`: two calls in a row have to be right, and each says where in the image something is. In the first
 image the digit is about eight pixels high. The tiny model has been taught to read digits, to say in which quarter one
-is, and to use the tool in many ways, most of them wrong; rewards alone teach it to enlarge the quarter that it sees the
+is, and to use the tool in many ways, most of them wrong. Rewards alone teach it to enlarge the quarter that it sees the
 digit in.
 """
 
