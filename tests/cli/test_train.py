@@ -18,10 +18,11 @@ from typer.testing import CliRunner
 from agentfly.cli.app import app
 from agentfly.errors import AgentFlyError
 from agentfly.runs import RunDirectory
-from agentfly.training import TrainConfig, train
+from agentfly.training import TrainConfig, WarmStart, train
 from tests.commands import fork, run_main, run_without_sigint
 from tests.training.recipe_vowels import agent, eval_tasks, tasks
 
+DECLARATION = "\nfrom agentfly.training import WarmStart\nwarm_start = WarmStart(expert=9, steps=2)\n"
 RECIPE = Path(__file__).parents[1] / "training" / "recipe_vowels.py"
 
 
@@ -112,20 +113,38 @@ def test_bad_arguments_are_rejected(words: list[object], said: str) -> None:
 
 
 def test_recipe_that_needs_a_warm_start_is_refused_unless_a_model_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    sft = "    agentfly sft here/mine.py --model new --expert 9 \\\n        --out warm"
+    sft = (
+        "    agentfly sft here/mine.py --model=new --expert=9 --steps=2 --batch-size=8 --learning-rate=0.001 --out=warm"
+    )
     train = "    agentfly train here/mine.py model=warm"
     recipe = Path("here", "mine.py")
     recipe.parent.mkdir()
-    commands = f"{sft}\n{train}".replace("here/", "")
-    recipe.write_text(RECIPE.read_text().replace('"""A recipe for tests', f'r"""Mine.\n\n{commands}\n\nA recipe', 1))
+    recipe.write_text(RECIPE.read_text() + DECLARATION)
     loaded = "vision.train_tower=true"  # refused when the model is loaded
     assert loaded in invoke_error(recipe, loaded)  # the recipe itself names a folder
     assert loaded in invoke_error(recipe, loaded, f"model={os.environ['VOWELS_MODEL']}")
     monkeypatch.setenv("VOWELS_MODEL", "tiny")
     message = invoke_error(recipe, loaded)
     assert message.startswith("mine needs a warm start: its model 'tiny' is not trained on")
-    assert f"Run\n{sft}\n{train}\nor give another model with model=; model=tiny trains this one" in message
+    assert f"Run\n{sft}\n{train}\nor agentfly train here/mine.py --warm-start, which runs both" in message
+    assert "give another model with model=; model=tiny trains this one" in message
     assert not list(Path("runs").glob("*"))
+
+
+def test_warm_start_runs_the_declared_sft_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = Path("mine.py")
+    recipe.write_text(RECIPE.read_text() + DECLARATION)
+    commands: list[list[str]] = []
+
+    def run_sft(command: list[str]) -> subprocess.CompletedProcess[str]:
+        commands.append(command[3:])
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", run_sft)
+    assert "'warm'" in invoke_error(recipe, "--warm-start")  # the process that writes this model is replaced
+    assert commands[0] == WarmStart(expert=9, steps=2).sft_arguments("mine.py")
+    assert "give it or model=, not both" in invoke_error(recipe, "--warm-start", "model=tiny")
+    assert "declares no `warm_start`" in invoke_error(RECIPE, "--warm-start")
 
 
 def test_recipe_with_a_longer_warmup_runs_as_the_start_of_a_longer_run() -> None:

@@ -152,15 +152,18 @@ def train(
     resume: Annotated[Path | None, typer.Option(help="Resume the run in this directory.")] = None,
     from_step: Annotated[int | None, typer.Option(help="Resume from this checkpoint instead of the newest.")] = None,
     on: Annotated[str | None, typer.Option(help="verl: train on a Ray cluster, with nodes=N gpus=G.")] = None,
+    warm_start: Annotated[
+        bool, typer.Option("--warm-start", help="First run the SFT that the recipe declares, and train its model.")
+    ] = False,
     help_fields: HelpFields = False,
 ) -> None:
     """Train an agent from a recipe, or resume a run."""
     if resume is not None:
         changes = [*([] if recipe is None else [recipe]), *(changes or [])]
-        if run is not None or on is not None or any("=" not in each for each in changes):
+        if run is not None or on is not None or warm_start or any("=" not in each for each in changes):
             raise ConfigError(
-                "a run is resumed as it was started: --resume takes no recipe, no --run and no --on, only changes such "
-                "as steps=200"
+                "a run is resumed as it was started: --resume takes no recipe, no --run, no --on and no --warm-start, "
+                "only changes such as steps=200"
             )
         import agentfly.cli.train as training
 
@@ -173,7 +176,7 @@ def train(
     found = recipes.find_recipe(recipe)  # before the imports: a wrong name gets its error at once
     import agentfly.cli.train as training
 
-    training.train_recipe(found, changes or [], run, on)
+    training.train_recipe(found, changes or [], run, on, warm_start=warm_start)
 
 
 @app.command(cls=_TrainCommand)

@@ -73,7 +73,7 @@ async def _check(recipe: Recipe, changes: Mapping[str, Any], report: Report) -> 
     from agentfly.training.memory import GIB, device_memory, plan_run
 
     config = plan.config
-    problem = "" if "model" in changes else recipe.explain_warm_start(config.model)
+    problem = "" if "model" in changes else recipe.explain_warm_start(plan.warm_start, config.model)
     report("model", not problem, problem or config.model)
     device = resolve_device(None)
     gpu = f"{device}, {device_memory(device) / GIB:.0f} GiB" if device.type == "cuda" else str(device)

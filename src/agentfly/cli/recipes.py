@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
-import re
+import shlex
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from agentfly import plugins
 from agentfly.errors import ConfigError, DataError
 
+if TYPE_CHECKING:
+    from agentfly.training import WarmStart
+
 app = typer.Typer(help="List and copy the installed recipes.", rich_markup_mode=None)
 DEMO = "lookup"
-_INSTALL = re.compile(r"pip install '?([\w.-]+(?:\[[\w,-]+\])?)")
-_SFT = re.compile(r"^ +agentfly sft (?:.*\\\n)*.*$", re.MULTILINE)
-_TRAIN = re.compile(r"^ +agentfly train .*\bmodel=.*$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,22 +35,43 @@ class Recipe:
         """Name of its runs."""
         return self.installed_as or self.path.stem
 
-    def explain_warm_start(self, model: str) -> str:
-        """Why training this recipe cannot begin with its own model, and the commands to run; empty where it can.
+    @property
+    def argument(self) -> str:
+        """What a command is given to find the recipe."""
+        return self.installed_as or str(self.path)
 
-        The docstring of a recipe that needs a warm start has the commands: `agentfly sft`, then `agentfly train`.
-        """
+    def explain_warm_start(self, warm_start: WarmStart | None, model: str) -> str:
+        """Why training this recipe cannot begin with its own model, and the commands to run; empty where it can."""
         from agentfly.models import PREPARED
 
-        text = plugins.read_docstring(self.path)
-        if model not in PREPARED or not (sft := _SFT.search(text)):
+        if model not in PREPARED or warm_start is None:
             return ""
-        commands = "\n".join(each[0] for each in (sft, _TRAIN.search(text)) if each)
-        commands = re.sub(r"(agentfly (?:sft|train)) \S+", rf"\1 {self.installed_as or self.path}", commands)
+        sft = shlex.join(warm_start.sft_arguments(self.argument))
+        train = shlex.join(["train", self.argument])
         return (
-            f"{self.name} needs a warm start: its model {model!r} is not trained on such tasks. Run\n{commands}\n"
-            f"or give another model with model=; model={model} trains this one nevertheless"
+            f"{self.name} needs a warm start: its model {model!r} is not trained on such tasks. Run\n"
+            f"    agentfly {sft}\n    agentfly {train} model={warm_start.trained_model}\n"
+            f"or agentfly {train} --warm-start, which runs both, or give another model with model=; "
+            f"model={model} trains this one nevertheless"
         )
+
+
+def list_requirements(path: Path) -> list[str]:
+    """What training a recipe needs, from its literals `requires` and `warm_start`; the file is not executed."""
+    values = {
+        statement.targets[0].id: statement.value
+        for statement in ast.parse(path.read_bytes()).body
+        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name)
+    }
+    requirements = []
+    if "requires" in values:
+        try:
+            extras = ",".join(ast.literal_eval(values["requires"]))
+        except (ValueError, TypeError) as error:
+            message = f'{path}: `requires` is a tuple of extras, such as requires = ("train", "webshop")'
+            raise ConfigError(message) from error
+        requirements.append(f"agentfly-rl[{extras}]" if extras else "agentfly-rl")
+    return [*requirements, "SFT first"] if "warm_start" in values else requirements
 
 
 def find_recipe(given: str) -> Recipe:
@@ -108,19 +130,17 @@ def list_command(context: typer.Context) -> None:
             plugin = plugins.find_plugin(plugins.RECIPES, name)
             assert plugin is not None
             text = plugin.documentation()
+            needs = list_requirements(plugin.locate())
         except ConfigError as error:
             problems.append(str(error))
             continue
-        needs = [*dict.fromkeys(_INSTALL.findall(text))]
-        if _SFT.search(text):
-            needs.append("SFT first")
         table.add_row(*(safe_text(cell) for cell in (name, text.partition("\n")[0], ", ".join(needs))))
     console.print(table)
     for problem in problems:
         print_text(console, problem, "red")
     print_text(
         console,
-        "\nagentfly train NAME trains one, or prints the commands of the SFT it needs first.\n"
+        "\nagentfly train NAME trains one, or prints the commands of the SFT it needs first; --warm-start runs them.\n"
         "agentfly recipes copy NAME writes it to NAME.py for editing.",
     )
 

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import json
 import math
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -28,7 +29,8 @@ from agentfly.integrations.verl.config import ClusterConfig
 from agentfly.rollout.config import parse_tasks
 from agentfly.runs import RunDirectory
 from agentfly.training.config import TrainConfig, parse_overrides, validate_overrides
-from agentfly.training.launch import launch_or_join_ranks
+from agentfly.training.config_records import WarmStart
+from agentfly.training.launch import is_torchrun_rank, launch_or_join_ranks
 from agentfly.training.plan import TrainPlan
 from agentfly.types import Task
 
@@ -39,13 +41,25 @@ MAX_VALUE_LENGTH = 40
 """Maximum number of characters printed per value; config.json has them all."""
 
 
-def train_recipe(recipe: Recipe, changes: Sequence[str], folder: Path | None, on: str | None = None) -> None:
+def train_recipe(
+    recipe: Recipe,
+    changes: Sequence[str],
+    folder: Path | None,
+    on: str | None = None,
+    *,
+    warm_start: bool = False,
+) -> None:
     """Train a recipe with config overrides, in a new run directory.
 
-    on: system to train on; None is this process.
+    on: system to train on; None is this process. warm_start: run the SFT that the recipe declares first.
     """
     require_torch("train")
     overrides = parse_overrides(changes)
+    command: tuple[str, ...] = COMMAND
+    if warm_start:
+        model = f"model={_run_warm_start(recipe, overrides)}"
+        overrides |= parse_overrides([model])
+        command = (*(word for word in COMMAND if word != "--warm-start"), model)  # other ranks do not repeat the SFT
     if on is not None:
         _train_on_verl(recipe, overrides, folder, on)
         return
@@ -53,8 +67,8 @@ def train_recipe(recipe: Recipe, changes: Sequence[str], folder: Path | None, on
     console = Console()
     print_text(console, f"reading {recipe.path}")
     plan = plan_recipe(recipe, overrides)
-    _require_warm_start(recipe, overrides, plan.config)
-    if launch_or_join_ranks(plan.config, COMMAND):
+    _require_warm_start(recipe, overrides, plan)
+    if launch_or_join_ranks(plan.config, command):
         return
     tasks = f"{len(plan.tasks)} tasks, {len(plan.eval_tasks)} held out"
     print_text(console, f"{tasks}; loading {plan.config.model}")
@@ -119,16 +133,33 @@ def _train_on_verl(recipe: Recipe, overrides: Mapping[str, Any], folder: Path | 
     recipe = replace(recipe, path=recipe.path.resolve())  # read again by processes with another working directory
     metadata = {"recipe": str(recipe.path), "overrides": overrides}
     make_plan = partial(plan_recipe, recipe, own)
-    config = make_plan().config
-    _require_warm_start(recipe, own, config)
+    plan = make_plan()
+    config = plan.config
+    _require_warm_start(recipe, own, plan)
     with _claim_folder(folder, recipe.name) as place, _report_run(config, place, describe_cluster(cluster)):
         train_on_verl(make_plan, cluster, place, metadata=metadata)
 
 
-def _require_warm_start(recipe: Recipe, overrides: Mapping[str, Any], config: TrainConfig) -> None:
+def _require_warm_start(recipe: Recipe, overrides: Mapping[str, Any], plan: TrainPlan) -> None:
     """Raise ConfigError where a recipe needs a warm start and the command line gives no model."""
-    if "model" not in overrides and (problem := recipe.explain_warm_start(config.model)):
+    if "model" not in overrides and (problem := recipe.explain_warm_start(plan.warm_start, plan.config.model)):
         raise ConfigError(problem)
+
+
+def _run_warm_start(recipe: Recipe, overrides: Mapping[str, Any]) -> str:
+    """Run the SFT that the recipe declares and return the folder of its model."""
+    settings = plan_recipe(recipe, {}).warm_start
+    if settings is None:
+        raise ConfigError(f"--warm-start: {recipe.path} declares no `warm_start`; leave --warm-start out")
+    if "model" in overrides:
+        raise ConfigError(f"--warm-start trains {settings.model!r} first: give it or model=, not both")
+    if is_torchrun_rank():
+        raise ConfigError("--warm-start runs SFT in one process: run `agentfly sft` before torchrun, and give model=")
+    # Another process: it gives the memory of its engine and its model back.
+    process = subprocess.run([sys.executable, "-m", "agentfly", *settings.sft_arguments(recipe.argument)])
+    if process.returncode:
+        raise SystemExit(process.returncode)
+    return settings.trained_model
 
 
 def plan_recipe(recipe: Recipe, overrides: Mapping[str, Any], beside: Path | None = None) -> TrainPlan:
@@ -141,6 +172,9 @@ def plan_recipe(recipe: Recipe, overrides: Mapping[str, Any], beside: Path | Non
     config = getattr(module, "config", None)
     if not isinstance(config, TrainConfig):
         raise ConfigError(f"{path} must define `config`: a TrainConfig, from agentfly.training")
+    warm_start = getattr(module, "warm_start", None)
+    if not isinstance(warm_start, WarmStart | None):
+        raise ConfigError(f"{path}: `warm_start` is a WarmStart(expert=…, steps=…), from agentfly.training")
     config = config.override(overrides)
     tasks: dict[str, list[Task]] = {}
     for name in ("tasks", "eval_tasks"):
@@ -149,7 +183,7 @@ def plan_recipe(recipe: Recipe, overrides: Mapping[str, Any], beside: Path | Non
             tasks[name] = read_tasks((beside or path.parent) / given)
         else:
             tasks[name] = parse_tasks(given) if given else []
-    return TrainPlan(partial(make_agent, module), config=config, recipe=path, **tasks)
+    return TrainPlan(partial(make_agent, module), config=config, recipe=path, warm_start=warm_start, **tasks)
 
 
 @contextlib.contextmanager

@@ -11,10 +11,11 @@ from agentfly.rollout.config import parse_tasks
 from agentfly.runs import RunDirectory
 from agentfly.threads import wait_for
 from agentfly.training.config import TrainConfig
+from agentfly.training.config_records import WarmStart
 from agentfly.training.launch import launch_or_join_ranks
 from agentfly.training.plan import TrainPlan
 
-__all__ = ["TrainConfig", "train"]
+__all__ = ["TrainConfig", "WarmStart", "train"]
 
 
 def train(

@@ -15,6 +15,8 @@ from agentfly.errors import ConfigError
 from agentfly.types import Sampling
 from agentfly.validation import record
 
+MAX_LEARNING_RATE = 1.0
+"""Above this, AdamW moves every weight by more than 1 per step, which destroys any model."""
 CORRECTIONS = [f"{level}-{mode}" for level in ("token", "sequence", "geometric") for mode in ("truncate", "mask")]
 """Values of `loss.correction`."""
 
@@ -172,6 +174,49 @@ class UpdateConfig:
     seed: int = 0
 
 
+@record(kw_only=True, prefix="warm_start.")
+class WarmStart:
+    """SFT on demonstrations of the environment's expert, which a recipe's model needs before it is trained."""
+
+    expert: int = Field(ge=1)
+    """Number of tasks that the expert demonstrates."""
+    threshold: float = 1.0
+    """Minimum reward of an expert's chain to be used."""
+    steps: int = Field(ge=1)
+    train_from: int | None = Field(default=None, ge=1)
+    """Step of SFT whose model is trained; None is the last."""
+    learning_rate: float = Field(default=1e-3, gt=0, le=MAX_LEARNING_RATE)
+    batch_size: int = Field(default=8, ge=1)
+    model: str = "new"
+    """The model that imitates; `new` is an untrained tiny one."""
+    template: str | None = None
+    train_tower: bool = False
+    """Whether the vision tower and its connector are trained."""
+
+    @property
+    def trained_model(self) -> str:
+        """Folder of the model that training begins with."""
+        return WARM_FOLDER if self.train_from is None else f"{WARM_FOLDER}-{self.train_from}"
+
+    def sft_arguments(self, recipe: str) -> list[str]:
+        """The arguments of `agentfly` that train the model."""
+        options = {
+            "model": self.model,
+            "template": self.template,
+            "expert": self.expert,
+            "threshold": None if self.threshold == 1 else f"{self.threshold:g}",
+            "steps": self.steps,
+            "save-every": self.train_from,
+            "batch-size": self.batch_size,
+            "learning-rate": f"{self.learning_rate:g}",
+            "out": WARM_FOLDER,
+        }
+        arguments = [f"--{name}={value}" for name, value in options.items() if value is not None]
+        return ["sft", recipe, *(["--train-tower"] if self.train_tower else []), *arguments]
+
+
+WARM_FOLDER = "warm"
+"""Folder of the model that a warm start writes."""
 SHARDED_TOWER = (
     "vision.train_tower=true trains in one process: write gpus=1 and start it without torchrun, or leave the tower "
     "frozen (vision.train_tower=false)"
@@ -231,8 +276,6 @@ FOREIGN_FIELDS = {
 }  # fmt: skip
 """Fields of TRL and verl, without verl's groups (`actor_rollout_ref.rollout.`) → ours, for error messages."""
 
-MAX_LEARNING_RATE = 1.0
-"""Above this, AdamW moves every weight by more than 1 per step, which destroys any model."""
 LEARNING_RATE_TOO_HIGH = (
     "{name}={rate:g} destroys any model in a few steps; usual are 1e-6 to 1e-5 for a pretrained model, ten times as "
     "much with LoRA, and 1e-4 to 1e-2 for a model of a few million parameters"

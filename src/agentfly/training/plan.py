@@ -11,7 +11,7 @@ from agentfly.errors import ConfigError
 from agentfly.rollout.scheduler import validate_run
 from agentfly.templates.template import History
 from agentfly.training.config import TrainConfig
-from agentfly.training.config_records import EvaluationConfig
+from agentfly.training.config_records import EvaluationConfig, WarmStart
 from agentfly.types import Task
 
 
@@ -27,6 +27,8 @@ class TrainPlan:
     """Held-out tasks; empty disables evaluation."""
     recipe: Path | None = None
     """The recipe file, which a resumed run reads again."""
+    warm_start: WarmStart | None = None
+    """SFT that the recipe's model needs first."""
 
     def __post_init__(self) -> None:
         evaluation = self.config.evaluation

@@ -1,9 +1,6 @@
-r"""A household in text: find an object, clean, heat or cool it, and put it where it belongs.
+"""A household in text: find an object, clean, heat or cool it, and put it where it belongs.
 
-    pip install 'agentfly-rl[train]'
-    agentfly sft alfworld --model smollm2-135m --template chatml --expert 750 --steps 46 --batch-size 16 \
-        --learning-rate 1e-4 --out warm
-    agentfly train alfworld model=warm
+    agentfly train alfworld --warm-start
     agentfly train alfworld model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
 
 All six kinds of tasks in all rooms. The commands need a GPU. The games are generated, so nothing is
@@ -22,6 +19,7 @@ from agentfly.agents import HFAgent
 from agentfly.environments.alfworld import ALFWorld, official_tasks
 from agentfly.environments.recipe_config import pretrained_model_config
 from agentfly.rewards import alfworld_won
+from agentfly.training import WarmStart
 
 
 def agent(**model: Any) -> HFAgent:
@@ -35,6 +33,8 @@ if official := bool(os.environ.get("AGENTFLY_DATA")):
 else:
     tasks = ALFWorld.draw_tasks("train", 2700)
     eval_tasks = ALFWorld.draw_tasks("validation", 240)
+requires = ("train",)
+warm_start = WarmStart(expert=750, steps=46, learning_rate=1e-4, batch_size=16, model="smollm2-135m", template="chatml")
 config = pretrained_model_config(
     max_turns=50 if official else 20,
     max_tokens=48,

@@ -1,6 +1,5 @@
 """A counter to set to a number: four chains of a scripted agent, some of which make mistakes.
 
-    pip install agentfly-rl
     agentfly run counter
     agentfly run counter -n 1 --tokens
 
@@ -72,3 +71,4 @@ agent = HFAgent(
     template="chatml",
     backend=ScriptedBackend(script, latency=1.2, chunk=6),
 )
+requires = ()

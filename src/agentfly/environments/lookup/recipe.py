@@ -1,6 +1,5 @@
 """The demo: an agent that learns to look up facts. What is the color of the friend of Fotem?
 
-    pip install 'agentfly-rl[train]'
     agentfly demo
     agentfly train lookup algorithm=ppo steps=100
     agentfly train lookup model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
@@ -38,6 +37,7 @@ def draw_tasks(count: int, seed: int, *, held_out: bool = False) -> list[dict[st
 
 tasks = draw_tasks(2000, seed=1)
 eval_tasks = draw_tasks(100, seed=2, held_out=True)
+requires = ("train",)
 config = TrainConfig(
     model="tiny",
     algorithm="grpo",

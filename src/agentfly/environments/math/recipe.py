@@ -1,10 +1,7 @@
-r"""Arithmetic with a Python interpreter: what is 461 * 996 + 650?
+"""Arithmetic with a Python interpreter: what is 461 * 996 + 650?
 
-    pip install 'agentfly-rl[train,math]'
-    agentfly sft math_with_python --model smollm2-135m --template chatml --expert 200 --steps 9 --batch-size 16 \
-        --learning-rate 1e-4 --out warm
     agentfly eval math_with_python --model warm --by level
-    agentfly train math_with_python model=warm
+    agentfly train math_with_python --warm-start
     agentfly train math_with_python model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
 
 The numbers are drawn from a seed, and no problem is in two splits. Level 1 has sums in digits and in words. Levels 2
@@ -18,6 +15,7 @@ from agentfly.agents import HFAgent
 from agentfly.environments import MathWithPython
 from agentfly.environments.recipe_config import pretrained_model_config
 from agentfly.rewards import math_equal
+from agentfly.training import WarmStart
 
 PROMPT = "Compute with Python, then say the number."
 
@@ -28,4 +26,6 @@ def agent(**model: Any) -> HFAgent:
 
 tasks = MathWithPython.draw_tasks("train", 4000)
 eval_tasks = MathWithPython.draw_tasks("validation", 200)
+requires = ("train", "math")
+warm_start = WarmStart(expert=200, steps=9, learning_rate=1e-4, batch_size=16, model="smollm2-135m", template="chatml")
 config = pretrained_model_config(max_turns=3, max_tokens=96, zero_variance="resample", steps=25)

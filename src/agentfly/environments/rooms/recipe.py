@@ -1,6 +1,5 @@
 """Rooms: read a number in an image, open that room, read the digit there.
 
-    pip install 'agentfly-rl[train,vision]'
     agentfly train rooms
     agentfly train rooms model=HuggingFaceTB/SmolVLM2-500M-Video-Instruct
     agentfly train rooms model=Qwen/Qwen2.5-VL-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
@@ -24,6 +23,7 @@ def agent(**model: Any) -> HFAgent:
 
 tasks = Rooms.draw_tasks("train", 1000)
 eval_tasks = Rooms.draw_tasks("validation", 100)
+requires = ("train", "vision")
 config = small_model_config(
     max_turns=3,
     max_tokens=32,

@@ -1,9 +1,6 @@
-r"""ScienceWorld: elementary science, such as finding the animal with the longest life span.
+"""ScienceWorld: elementary science, such as finding the animal with the longest life span.
 
-    pip install 'agentfly-rl[train,scienceworld]'
-    agentfly sft scienceworld --model new --expert 522 --steps 300 --batch-size 16 \
-        --learning-rate 1e-3 --out warm
-    agentfly train scienceworld model=warm
+    agentfly train scienceworld --warm-start
     agentfly eval scienceworld --model warm --greedy --by task_name
     agentfly train scienceworld model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
 
@@ -23,6 +20,7 @@ from agentfly.agents import HFAgent
 from agentfly.environments import ScienceWorld
 from agentfly.environments.recipe_config import small_model_config
 from agentfly.rewards import gate, scienceworld_score
+from agentfly.training import WarmStart
 from agentfly.types import Task, ToolCall
 
 LIFESPAN = ("lifespan-longest-lived", "lifespan-shortest-lived", "lifespan-longest-lived-then-shortest-lived")
@@ -65,6 +63,8 @@ eval_tasks = [
     *ScienceWorld.draw_tasks("validation", 93, tasks=LIFESPAN),
     *ScienceWorld.draw_tasks("test", 95, tasks=LIFESPAN),
 ]
+requires = ("train", "scienceworld")
+warm_start = WarmStart(expert=522, steps=300, learning_rate=1e-3, batch_size=16)
 config = small_model_config(
     max_turns=10,
     max_tokens=48,

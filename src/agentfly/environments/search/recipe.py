@@ -1,10 +1,7 @@
-r"""Question answering with search: on which river is the town where Dupod Kipod was born?
+"""Question answering with search: on which river is the town where Dupod Kipod was born?
 
-    pip install 'agentfly-rl[train,search]'
-    agentfly sft search --model smollm2-135m --template chatml --expert 300 --steps 14 --batch-size 16 \
-        --learning-rate 1e-4 --out warm
     agentfly eval search --model warm --greedy
-    agentfly train search model=warm
+    agentfly train search --warm-start
     agentfly train search model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
 
 The answers cannot be memorized: people, towns and rivers are drawn from a seed, with a new encyclopedia for every 25
@@ -19,6 +16,7 @@ from agentfly.agents import HFAgent
 from agentfly.environments.recipe_config import pretrained_model_config
 from agentfly.environments.search import Search
 from agentfly.rewards import qa_em
+from agentfly.training import WarmStart
 
 PROMPT = "Search, then answer in as few words as there are."
 
@@ -35,4 +33,6 @@ def agent(**model: Any) -> HFAgent:
 
 tasks = Search.draw_tasks("train", 4000, hops=(2,), articles=100)
 eval_tasks = Search.draw_tasks("validation", 200, hops=(2,), articles=100)
+requires = ("train", "search")
+warm_start = WarmStart(expert=300, steps=14, learning_rate=1e-4, batch_size=16, model="smollm2-135m", template="chatml")
 config = pretrained_model_config(max_turns=4, max_tokens=96, zero_variance="resample", steps=20)

@@ -1,10 +1,7 @@
-r"""Shell tasks in a file tree: how many .log files are there below docs?
+"""Shell tasks in a file tree: how many .log files are there below docs?
 
-    pip install 'agentfly-rl[train]'
-    agentfly sft shell --model smollm2-135m --template chatml --expert 200 --steps 9 --batch-size 16 \
-        --learning-rate 1e-4 --out warm
     agentfly eval shell --model warm --by kind
-    agentfly train shell model=warm
+    agentfly train shell --warm-start
     agentfly train shell model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
 
 Every task has its own file tree, in a sandbox. Commands are judged by the files and output they produce, compared with
@@ -17,6 +14,7 @@ from agentfly.agents import HFAgent
 from agentfly.environments.recipe_config import pretrained_model_config
 from agentfly.environments.shell import Shell
 from agentfly.rewards import shell_match
+from agentfly.training import WarmStart
 
 
 def agent(**model: Any) -> HFAgent:
@@ -25,4 +23,6 @@ def agent(**model: Any) -> HFAgent:
 
 tasks = Shell.draw_tasks("train", 2000)
 eval_tasks = Shell.draw_tasks("validation", 200)
+requires = ("train",)
+warm_start = WarmStart(expert=200, steps=9, learning_rate=1e-4, batch_size=16, model="smollm2-135m", template="chatml")
 config = pretrained_model_config(max_turns=3, max_tokens=96)

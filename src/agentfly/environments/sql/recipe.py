@@ -1,10 +1,7 @@
-r"""Questions answered with SQL: how many patients are there whose home city is Lagos?
+"""Questions answered with SQL: how many patients are there whose home city is Lagos?
 
-    pip install 'agentfly-rl[train]'
-    agentfly sft sql --model smollm2-135m --template chatml --expert 450 --steps 24 --batch-size 16 \
-        --learning-rate 1e-4 --out warm
     agentfly eval sql --model warm --by kind
-    agentfly train sql model=warm
+    agentfly train sql --warm-start
     agentfly train sql model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
 
 Table and column names are drawn for every database, so a query can only be right after a look at the schema. It is
@@ -19,6 +16,7 @@ from agentfly.agents import HFAgent
 from agentfly.environments.recipe_config import pretrained_model_config
 from agentfly.environments.sql import SQL
 from agentfly.rewards import sql_match
+from agentfly.training import WarmStart
 
 
 def agent(**model: Any) -> HFAgent:
@@ -28,4 +26,6 @@ def agent(**model: Any) -> HFAgent:
 
 tasks = SQL.draw_tasks("train", 4000, levels=(1, 2))
 eval_tasks = SQL.draw_tasks("validation", 200, levels=(1, 2))
+requires = ("train",)
+warm_start = WarmStart(expert=450, steps=24, learning_rate=1e-4, batch_size=16, model="smollm2-135m", template="chatml")
 config = pretrained_model_config(max_turns=3, max_tokens=96, zero_variance="resample", steps=20)

@@ -1,9 +1,6 @@
-r"""WebShop: find the product that an instruction asks for, choose its options, buy it.
+"""WebShop: find the product that an instruction asks for, choose its options, buy it.
 
-    pip install 'agentfly-rl[train,webshop]'
-    agentfly sft webshop --model smollm2-135m --template chatml --expert 300 --steps 10 --batch-size 16 \
-        --learning-rate 1e-4 --out warm
-    agentfly train webshop model=warm
+    agentfly train webshop --warm-start
     agentfly train webshop model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
 
 The commands need a GPU. Products and goals are generated, so nothing is downloaded. With AGENTFLY_DATA set
@@ -19,6 +16,7 @@ from agentfly.environments.recipe_config import pretrained_model_config
 from agentfly.environments.webshop import WebShop, official_tasks
 from agentfly.rewards import webshop_reward
 from agentfly.scoring import RewardLike
+from agentfly.training import WarmStart
 
 PROMPT = "Search, click a product's number, click each option that is wanted, then click Buy Now."
 
@@ -41,4 +39,6 @@ def parse_tasks(split: str, count: int) -> list[dict[str, Any]]:
 
 tasks = parse_tasks("train", 4000)
 eval_tasks = parse_tasks("validation", 200)
+requires = ("train", "webshop")
+warm_start = WarmStart(expert=300, steps=10, learning_rate=1e-4, batch_size=16, model="smollm2-135m", template="chatml")
 config = pretrained_model_config(max_turns=8, max_tokens=64)

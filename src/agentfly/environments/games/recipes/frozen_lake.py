@@ -1,9 +1,6 @@
-r"""FrozenLake: walk to the goal, and learn by reward to look where the holes are.
+"""FrozenLake: walk to the goal, and learn by reward to look where the holes are.
 
-    pip install 'agentfly-rl[train]'
-    agentfly sft frozen_lake --model new --expert 3000 --threshold 0 --steps 250 --batch-size 16 \
-        --learning-rate 1e-3 --out warm
-    agentfly train frozen_lake model=warm
+    agentfly train frozen_lake --warm-start
     agentfly train frozen_lake model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
 
 A fast experiment: thousands of lakes are drawn in seconds, and a step takes microseconds. The demonstrations are
@@ -26,6 +23,7 @@ from agentfly.environments.games.frozen_lake import GOAL, symbol_at
 from agentfly.environments.games.game import OFFSETS, Place, describe_offset, distance, find_symbols, neighbor
 from agentfly.environments.recipe_config import small_model_config
 from agentfly.rewards import game_won
+from agentfly.training import WarmStart
 from agentfly.types import Task, ToolCall
 
 NAMES = {"S": "ice", "F": "ice", "H": "hole", "G": "goal", "": "edge"}
@@ -62,6 +60,8 @@ def agent(**model: Any) -> HFAgent:
 
 tasks = CarelessLake.draw_tasks("train", 5000, holes=0.35)
 eval_tasks = CarelessLake.draw_tasks("validation", 200, holes=0.35)
+requires = ("train",)
+warm_start = WarmStart(expert=3000, threshold=0, steps=250, learning_rate=1e-3, batch_size=16)
 config = small_model_config(
     max_turns=10,
     max_tokens=32,

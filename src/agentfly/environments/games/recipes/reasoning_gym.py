@@ -1,8 +1,6 @@
 """Questions of reasoning-gym: how many sisters does Alice's brother have?
 
-    pip install 'agentfly-rl[train,reasoning-gym]'
-    agentfly sft reasoning_gym --model new --expert 2000 --steps 200 --save-every 100 --learning-rate 1e-3 --out warm
-    agentfly train reasoning_gym model=warm-100
+    agentfly train reasoning_gym --warm-start
     agentfly train reasoning_gym model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
     agentfly eval reasoning_gym --model warm-100 --by dataset
 
@@ -17,6 +15,7 @@ from agentfly.agents import HFAgent
 from agentfly.environments.games import ReasoningGym
 from agentfly.environments.recipe_config import small_model_config
 from agentfly.rewards import reasoning_gym_score
+from agentfly.training import WarmStart
 
 
 def agent(**model: Any) -> HFAgent:
@@ -25,6 +24,8 @@ def agent(**model: Any) -> HFAgent:
 
 tasks = ReasoningGym.draw_tasks("train", 4000, datasets=["aiw"])
 eval_tasks = ReasoningGym.draw_tasks("validation", 200, datasets=["aiw"])
+requires = ("train", "reasoning-gym")
+warm_start = WarmStart(expert=2000, steps=200, train_from=100, learning_rate=1e-3)
 config = small_model_config(
     max_turns=1,
     max_tokens=32,

@@ -1,8 +1,6 @@
 """Sokoban: walk around the box and push it onto the goal, and learn by reward which pushes are wrong.
 
-    pip install 'agentfly-rl[train]'
-    agentfly sft sokoban --model new --expert 3000 --threshold 0 --steps 350 --learning-rate 1e-3 --out warm
-    agentfly train sokoban model=warm
+    agentfly train sokoban --warm-start
     agentfly train sokoban model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
 
 Small rooms with one box, which can be solved in three to six moves. They are drawn backward from solved states, so
@@ -25,6 +23,7 @@ from agentfly.environments.games.game import OFFSETS, Place, describe_offset, di
 from agentfly.environments.games.sokoban import OPPOSITE, SokobanRoom, SokobanState
 from agentfly.environments.recipe_config import small_model_config
 from agentfly.rewards import game_won
+from agentfly.training import WarmStart
 from agentfly.types import Task, ToolCall
 
 
@@ -70,6 +69,8 @@ def agent(**model: Any) -> HFAgent:
 
 tasks = CarelessSokoban.draw_tasks("train", 4000, longest=6)
 eval_tasks = CarelessSokoban.draw_tasks("validation", 200, longest=6)
+requires = ("train",)
+warm_start = WarmStart(expert=3000, threshold=0, steps=350, learning_rate=1e-3)
 config = small_model_config(
     max_turns=8,
     max_tokens=32,

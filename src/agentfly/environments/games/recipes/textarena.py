@@ -1,8 +1,6 @@
 """TextArena: guess a number from 1 to 20 by hints, or play another single-player game of TextArena.
 
-    pip install 'agentfly-rl[train,textarena]'
-    agentfly sft textarena --model new --expert 1500 --threshold 0 --steps 300 --learning-rate 1e-3 --out warm
-    agentfly train textarena model=warm
+    agentfly train textarena --warm-start
 
 Five guesses suffice if each bisects what the hints leave. The demonstrations do so in one of three guesses. In the
 others their expert guesses the smallest number that is left, and `--threshold 0` also keeps the games that it loses.
@@ -19,6 +17,7 @@ from agentfly.agents import HFAgent
 from agentfly.environments.games import TextArenaGame
 from agentfly.environments.recipe_config import small_model_config
 from agentfly.rewards import game_won
+from agentfly.training import WarmStart
 from agentfly.types import Task, ToolCall
 
 PROMPT = "Play the game with the tool `act`. The action is your move."
@@ -45,6 +44,8 @@ def agent(**model: Any) -> HFAgent:
 
 tasks = SlowGuesses.draw_tasks("train", 1500)
 eval_tasks = SlowGuesses.draw_tasks("validation", 200)
+requires = ("train", "textarena")
+warm_start = WarmStart(expert=1500, threshold=0, steps=300, learning_rate=1e-3)
 config = small_model_config(
     max_turns=5,
     max_tokens=32,

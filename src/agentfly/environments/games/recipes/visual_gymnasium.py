@@ -1,9 +1,6 @@
-r"""Gymnasium in images: see where the goal of a frozen lake is, and learn by reward to walk there.
+"""Gymnasium in images: see where the goal of a frozen lake is, and learn by reward to walk there.
 
-    pip install 'agentfly-rl[train,gymnasium,vision]'
-    agentfly sft visual_gymnasium --model tiny-vision --expert 2000 --threshold 0 --steps 500 --batch-size 16 \
-        --learning-rate 1e-3 --train-tower --out warm
-    agentfly train visual_gymnasium model=warm
+    agentfly train visual_gymnasium --warm-start
 
 The lakes are Gymnasium's FrozenLake with its graphics, reduced to 48 × 48 pixels: three rows and columns, the start in
 the middle, the goal one or two steps away, one to four holes. There are 720 such lakes; 200 of them are only in
@@ -30,6 +27,7 @@ from agentfly.environments.games.game import Direction, find_symbols, neighbor
 from agentfly.environments.recipe_config import small_model_config
 from agentfly.rewards import game_won
 from agentfly.tooling import tool
+from agentfly.training import WarmStart
 from agentfly.types import Task, ToolCall
 
 FIELDS = [(y, x) for y in range(3) for x in range(3)]
@@ -109,6 +107,10 @@ def agent(**model: Any) -> HFAgent:
 LAKES = list_lakes()
 tasks = make_tasks("train", LAKES[200:], 3000)
 eval_tasks = make_tasks("validation", LAKES[:200], 200)
+requires = ("train", "gymnasium", "vision")
+warm_start = WarmStart(
+    expert=2000, threshold=0, steps=500, learning_rate=1e-3, batch_size=16, model="tiny-vision", train_tower=True
+)
 config = small_model_config(
     max_turns=5,
     max_tokens=48,

@@ -1,6 +1,5 @@
 """An environment on an OpenEnv server, trained: every call and the answer go to the server, which sends the reward.
 
-    pip install 'agentfly-rl[train,openenv]'
     agentfly train openenv
 
 Every instance starts a server for itself, so that the recipe needs no other process. For a server that runs elsewhere
@@ -69,4 +68,5 @@ def agent(**model: Any) -> HFAgent:
 
 tasks = Lookup.draw_tasks("train", 1600)
 eval_tasks = Lookup.draw_tasks("validation", 100)
+requires = ("train", "openenv")
 config = recipe.config

@@ -1,6 +1,5 @@
 """A taskset of verifiers, trained: its tasks, its tool and its reward, in chains that our rollout records.
 
-    pip install 'agentfly-rl[train,verifiers]'
     agentfly train verifiers
     agentfly eval verifiers --model tiny
 
@@ -92,4 +91,5 @@ def agent(**model: Any) -> HFAgent:
 
 tasks = VerifiersLookup.draw_tasks("train", 1600)
 eval_tasks = VerifiersLookup.draw_tasks("validation", 100)
+requires = ("train", "verifiers")
 config = recipe.config

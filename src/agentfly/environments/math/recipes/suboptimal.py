@@ -1,9 +1,6 @@
-r"""Arithmetic with a Python interpreter, from demonstrations of which more than half are wrong.
+"""Arithmetic with a Python interpreter, from demonstrations of which more than half are wrong.
 
-    pip install 'agentfly-rl[train,math]'
-    agentfly sft math_suboptimal --model new --expert 2000 --threshold 0 \
-        --steps 600 --batch-size 16 --learning-rate 1e-3 --out warm
-    agentfly train math_suboptimal model=warm
+    agentfly train math_suboptimal --warm-start
     agentfly eval math_suboptimal --model warm --greedy
 
 The problems are sums, level 1 of `MathWithPython`. In 0.55 of the demonstrations the first operator is a wrong one. SFT
@@ -19,6 +16,7 @@ from agentfly.agents import HFAgent
 from agentfly.environments import MathWithPython
 from agentfly.environments.recipe_config import small_model_config
 from agentfly.rewards import math_equal
+from agentfly.training import WarmStart
 
 PROMPT = "Compute with Python, then say the number."
 WRONG = 0.55
@@ -44,6 +42,8 @@ def add_mistakes(rows: list[dict[str, Any]], seed: int = 0) -> list[dict[str, An
 
 tasks = add_mistakes(MathWithPython.draw_tasks("train", 3000, levels=[1]))
 eval_tasks = MathWithPython.draw_tasks("validation", 200, levels=[1])
+requires = ("train", "math")
+warm_start = WarmStart(expert=2000, threshold=0, steps=600, learning_rate=1e-3, batch_size=16)
 config = small_model_config(
     max_turns=3,
     max_tokens=64,

@@ -1,6 +1,5 @@
 """Find a small digit: see where it is, enlarge that quarter of the image, twice, and read it.
 
-    pip install 'agentfly-rl[train,vision]'
     agentfly train find_digit
     agentfly train find_digit model=HuggingFaceTB/SmolVLM2-500M-Video-Instruct optimizer.learning_rate=1e-5
     agentfly train find_digit model=Qwen/Qwen2.5-VL-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
@@ -25,6 +24,7 @@ def agent(**model: Any) -> HFAgent:
 
 tasks = FindDigit.draw_tasks("train", 1000)
 eval_tasks = FindDigit.draw_tasks("validation", 100)
+requires = ("train", "vision")
 config = small_model_config(
     max_turns=4,
     max_tokens=32,
