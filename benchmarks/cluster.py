@@ -186,7 +186,8 @@ def run_step(replicas: int, chains: list[Chain], options: argparse.Namespace, fo
     from agentfly.integrations.verl.manager import FinishedGroup, RolloutManager
     from agentfly.integrations.verl.recorder import RunRecorder
     from agentfly.runs import Progress, RunWriter
-    from agentfly.training.rollout_batch import RolloutBatch, Selection
+    from agentfly.training.collector import RolloutBatch
+    from agentfly.training.selection import Selection
     from benchmarks.cluster import make_plan  # not that of `__main__`, which other processes cannot import
 
     curve = CURVES[options.curve]

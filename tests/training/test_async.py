@@ -26,7 +26,7 @@ from agentfly.runs import RunDirectory
 from agentfly.runs.record import StepRecord
 from agentfly.training.config import TrainConfig, parse_overrides
 from agentfly.training.plan import TrainPlan
-from agentfly.training.rollout_batch import TaskSampler
+from agentfly.training.task_sampler import TaskSampler
 from agentfly.training.trainer import Trainer
 from agentfly.trajectory import Trajectory
 from agentfly.types import Completion, FinishReason, Task

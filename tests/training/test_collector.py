@@ -10,8 +10,9 @@ import pytest
 from agentfly import reward
 from agentfly.backends.scripted import ScriptedTurn
 from agentfly.training.async_rollout import AsyncCollector
+from agentfly.training.collector import StepCollector
 from agentfly.training.config import TrainConfig
-from agentfly.training.rollout_batch import Collector, DifficultySampler, TaskSampler
+from agentfly.training.task_sampler import DifficultySampler, TaskSampler
 from agentfly.types import Task
 from tests.algorithms.chains import trajectory
 from tests.fakes import byte_agent
@@ -39,7 +40,7 @@ async def sample_predictions(steps: list[int], **fields: Any) -> list[tuple[str,
     config = build_config(**fields)
     batches = []
     for step in steps:
-        collector = Collector(byte_agent(pick_number, reward=solved), TaskSampler(TASKS, 0), config, lambda _: None)
+        collector = StepCollector(byte_agent(pick_number, reward=solved), TaskSampler(TASKS, 0), config, lambda _: None)
         batches.append(tuple(chain.prediction for chain in (await collector.collect(step)).trajectories))
     return batches
 
@@ -54,7 +55,7 @@ async def test_sampling_seeds_depend_on_the_step_and_the_seed_of_the_run() -> No
 async def test_rewards_of_a_step_reach_the_task_sampler() -> None:
     config = build_config(zero_variance="avoid", tasks_per_step=4)
     sampler = DifficultySampler(TASKS, seed=0)
-    collector = Collector(byte_agent("ok", reward=solved), sampler, config, lambda _: None)
+    collector = StepCollector(byte_agent("ok", reward=solved), sampler, config, lambda _: None)
     await collector.collect(1)
     # Successes and failures of each task, with one of each as the prior: 2 chains, all with the same reward.
     assert sampler.state_dict()["counts"] == {str(n): [3.0, 1.0] if n % 2 else [1.0, 3.0] for n in range(4)}

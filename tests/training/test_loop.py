@@ -305,7 +305,7 @@ def test_run_can_resume_from_an_earlier_step(finished: Path, copied: Path) -> No
 
 
 def test_resume_that_fails_removes_nothing(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, sharded: bool) -> None:
         raise ConfigError("no memory")
 
     monkeypatch.setattr("agentfly.training.trainer.build_learner_and_agent", fail)

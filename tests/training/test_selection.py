@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentfly.segment import Author, Segment
-from agentfly.training.rollout_batch import Selection, select_groups
+from agentfly.training.selection import Selection, select_groups
 from agentfly.trajectory import Score, StopReason, TrainingTreatment, Trajectory, TurnRecord
 from agentfly.types import Completion, FinishReason, Message, Task
 

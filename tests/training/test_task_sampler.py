@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from agentfly.errors import ConfigError
-from agentfly.training.rollout_batch import DifficultySampler, TaskSampler
+from agentfly.training.task_sampler import DifficultySampler, TaskSampler
 from agentfly.types import Task
 
 TASKS = [Task.of(f"q{number}", str(number)) for number in range(7)]

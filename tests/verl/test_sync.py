@@ -22,7 +22,7 @@ from agentfly.cli.recipes import Recipe
 from agentfly.cli.train import plan_recipe
 from agentfly.errors import ConfigError
 from agentfly.runs import RunDirectory
-from agentfly.training.rollout_batch import select_groups
+from agentfly.training.selection import select_groups
 from tests.verl.conftest import RECIPE, SESSIONS, Train, cluster_environment, read_metrics
 
 pytestmark = [pytest.mark.verl, pytest.mark.timeout(1800)]

@@ -33,16 +33,10 @@ from agentfly.errors import RecordError
 from agentfly.rollout.scheduler import ChainJob, run_chains
 from agentfly.runs.files import append_lines, encode_line, read_lines, write_atomic
 from agentfly.runs.record import Progress
+from agentfly.training.collector import ROUNDS, RolloutBatch, StepCollector
 from agentfly.training.config import TrainConfig
-from agentfly.training.rollout_batch import (
-    ROUNDS,
-    Collector,
-    RolloutBatch,
-    Selection,
-    TaskSampler,
-    select_chains,
-    select_greedy,
-)
+from agentfly.training.selection import Selection, select_chains, select_greedy
+from agentfly.training.task_sampler import TaskSampler
 from agentfly.trajectory import Trajectory
 from agentfly.types import Task
 
@@ -127,7 +121,7 @@ def _discard_metric(attempt: int | None) -> str:
     return "dropped_chains" if attempt is None else "recomputed_chains"
 
 
-class AsyncCollector(Collector):
+class AsyncCollector(StepCollector):
     """Runs groups in the background; `collect` takes those of the next step."""
 
     def __init__(

@@ -11,27 +11,33 @@ import torch
 
 from agentfly.agent import BaseAgent
 from agentfly.backends import find_backend, open_backend
-from agentfly.backends.engine.loading import load_config, max_positions, resolve_device, resolve_dtype
+from agentfly.backends.engine.loading import load_config, load_model, max_positions, resolve_device, resolve_dtype
 from agentfly.errors import ConfigError
 from agentfly.models import resolve
 from agentfly.threads import release_helpers, wait_for
-from agentfly.training.launch import is_torchrun_rank
+from agentfly.training.config import TrainConfig
 from agentfly.training.learner import Learner
-from agentfly.training.memory import MemoryPlan, fit_cache, plan_run, share_gpu
+from agentfly.training.local_learner import LocalLearner
+from agentfly.training.lora import add_lora
+from agentfly.training.memory import MemoryPlan, fit_cache, frozen_weight_dtype, plan_run, share_gpu
 from agentfly.training.optimizer import describe_unusual_rate
 from agentfly.training.plan import TrainPlan
-from agentfly.training.sharded_learner import ShardedLearner, build_learner
+from agentfly.training.sharded_learner import ShardedLearner
 from agentfly.training.sharding import Ranks
+from agentfly.training.teacher import load_teacher
 from agentfly.types import DefaultLimit
 
 _LOG = logging.getLogger(__name__)
 
 
-def build_learner_and_agent(plan: TrainPlan, undo: ExitStack) -> tuple[Learner, BaseAgent, MemoryPlan]:
+def build_learner_and_agent(
+    plan: TrainPlan, undo: ExitStack, *, sharded: bool
+) -> tuple[Learner, BaseAgent, MemoryPlan]:
     """Load the model once; the learner trains it, and the embedded backend samples from it.
 
     Asynchronous and distributed training sample from a copy: an update would change shared weights in the middle of a
     forward pass. The memory plan is checked before the model is loaded, and when the update has been measured.
+    sharded: whether this process is one of several ranks.
     undo: gets what closes learner and agent; where something after them fails, other ranks end without an error.
     """
     config = plan.config
@@ -55,7 +61,7 @@ def build_learner_and_agent(plan: TrainPlan, undo: ExitStack) -> tuple[Learner, 
     backend: Any = settings.pop("backend")
     embedded = backend == "transformers"
     device = resolve_device(settings.get("device") if embedded else None)
-    ranks = Ranks(device) if is_torchrun_rank() else None
+    ranks = Ranks(device) if sharded else None
     memory = plan_run(path, config, device, ranks=1 if ranks is None else ranks.size)
     asynchronous = config.async_training.max_staleness > 0
     if asynchronous and embedded and device.type == "cpu":  # the engine and the learner compute at the same time
@@ -91,3 +97,15 @@ def build_learner_and_agent(plan: TrainPlan, undo: ExitStack) -> tuple[Learner, 
     plan.check_agent(agent)
     release_helpers()  # the OpenMP threads that loading started
     return learner, agent, memory
+
+
+def build_learner(config: TrainConfig, device: torch.device, ranks: Ranks | None) -> LocalLearner:
+    """Load the model of a run and make its learner; with `ranks`, this rank's part of it."""
+    loaded_on = device if ranks is None else torch.device("cpu")
+    model = load_model(resolve(config.model), loaded_on, frozen_weight_dtype(config, on_gpu=device.type == "cuda"))
+    if config.lora_rank is not None:
+        model = add_lora(model, config.lora_rank, seed=config.seed)
+    teacher = load_teacher(config, model, loaded_on, on_gpu=device.type == "cuda")
+    if ranks is None:
+        return LocalLearner.from_config(model, config, teacher=teacher)
+    return ShardedLearner.from_config(model, config, teacher=teacher, ranks=ranks)

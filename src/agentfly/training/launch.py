@@ -48,7 +48,8 @@ def launch_or_join_ranks(config: TrainConfig, command: Sequence[str] = (), *, re
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     from agentfly.backends.engine.loading import resolve_device
-    from agentfly.training.sharded_learner import ShardedLearner, build_learner
+    from agentfly.training.build import build_learner
+    from agentfly.training.sharded_learner import ShardedLearner
     from agentfly.training.sharding import Ranks
 
     settings = config.backend_settings

@@ -34,20 +34,15 @@ from agentfly.algorithms.base import SegmentArrays
 from agentfly.backends import open_backend
 from agentfly.backends.base import CLOSED, Backend, Request
 from agentfly.backends.engine import TransformersBackend
-from agentfly.backends.engine.loading import load_model
 from agentfly.backends.fleet import FleetBackend
 from agentfly.errors import AgentFlyError, BackendFault, ConfigError, describe
-from agentfly.models import resolve
 from agentfly.templates.template import Template
 from agentfly.threads import compute, wait_for
 from agentfly.training.batch import MicroBatchRunner
-from agentfly.training.config import TrainConfig
 from agentfly.training.config_records import SHARDED_TOWER
 from agentfly.training.local_learner import LocalLearner
-from agentfly.training.lora import MergedWeights, add_lora, has_adapters, read_weights, save_model
-from agentfly.training.memory import frozen_weight_dtype
+from agentfly.training.lora import MergedWeights, has_adapters, read_weights, save_model
 from agentfly.training.sharding import AGREED, Ranks, ShardedRunner, gather
-from agentfly.training.teacher import load_teacher
 from agentfly.types import Completion
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -193,18 +188,6 @@ class ShardedLearner(LocalLearner):
         values = {**values, "low_precision": self.low_precision}
         with self.ranks.command("load_state_dict", ({}, values), {}):
             super().load_state_dict(self.ranks.distribute(tensors), values)
-
-
-def build_learner(config: TrainConfig, device: torch.device, ranks: Ranks | None) -> LocalLearner:
-    """Load the model of a run and make its learner; with `ranks`, this rank's part of it."""
-    loaded_on = device if ranks is None else torch.device("cpu")
-    model = load_model(resolve(config.model), loaded_on, frozen_weight_dtype(config, on_gpu=device.type == "cuda"))
-    if config.lora_rank is not None:
-        model = add_lora(model, config.lora_rank, seed=config.seed)
-    teacher = load_teacher(config, model, loaded_on, on_gpu=device.type == "cuda")
-    if ranks is None:
-        return LocalLearner.from_config(model, config, teacher=teacher)
-    return ShardedLearner.from_config(model, config, teacher=teacher, ranks=ranks)
 
 
 class _GatheredWeights:

@@ -40,8 +40,10 @@ from agentfly.training.advantages import compute_samples, measure_teacher
 from agentfly.training.async_rollout import AsyncCollector
 from agentfly.training.build import build_learner_and_agent
 from agentfly.training.checkpoint import CheckpointManager, TrainerState, refuse_unsafe_changes
+from agentfly.training.collector import Collector, RolloutBatch, StepCollector
+from agentfly.training.launch import is_torchrun_rank
 from agentfly.training.plan import TrainPlan
-from agentfly.training.rollout_batch import Collector, DifficultySampler, RolloutBatch, TaskSampler
+from agentfly.training.task_sampler import DifficultySampler, TaskSampler
 from agentfly.training.teacher import TeacherServer
 from agentfly.training.weight_sync import Canary, sync_weights
 from agentfly.trajectory import Trajectory
@@ -73,7 +75,7 @@ class Trainer:
                 if checkpoints.candidates() or from_step is not None:
                     state, model_folder = checkpoints.load(from_step)
                 writer = undo.enter_context(RunWriter.open(folder))
-            learner, agent, self.memory = build_learner_and_agent(plan, undo)
+            learner, agent, self.memory = build_learner_and_agent(plan, undo, sharded=is_torchrun_rank())
             if resume and state is not None and model_folder is not None:
                 learner.load(model_folder)
                 checkpoints.remove_after(state.step)
@@ -99,7 +101,7 @@ class Trainer:
             make_sampler = DifficultySampler if config.zero_variance == "avoid" else TaskSampler
             self._task_sampler = make_sampler(plan.tasks, config.seed)
             make = partial(AsyncCollector, journal=writer.path / "rollout.jsonl")
-            self._collector: Collector = (make if config.async_training.max_staleness else Collector)(
+            self._collector: Collector = (make if config.async_training.max_staleness else StepCollector)(
                 agent, self._task_sampler, config, self._loggers.progress
             )
             self._canary = Canary(learner, agent.backend)

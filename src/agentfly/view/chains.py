@@ -17,9 +17,9 @@ import numpy as np
 from agentfly.errors import AgentFlyError, ConfigError
 from agentfly.models import PREPARED, find_fault
 from agentfly.runs import RunDirectory
-from agentfly.runs.metrics import find_exclusions
 from agentfly.segment import Floats, message_to_json
 from agentfly.templates.tokenizer import BYTES, load_tokenizer
+from agentfly.training.selection import find_exclusions
 from agentfly.trajectory import TrainingTreatment, Trajectory
 from agentfly.types import Message
 from agentfly.view.index import ChainIndex, StoredLine

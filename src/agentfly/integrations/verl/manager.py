@@ -30,7 +30,9 @@ from agentfly.resources.manager import resolve_runtime
 from agentfly.resources.runtimes.ray import RayManager, RayRuntime
 from agentfly.rollout.scheduler import ChainJob, run_chains
 from agentfly.runs import Progress
-from agentfly.training.rollout_batch import ROUNDS, TaskSampler, select_chains
+from agentfly.training.collector import ROUNDS
+from agentfly.training.selection import select_chains
+from agentfly.training.task_sampler import TaskSampler
 from agentfly.trajectory import Trajectory
 
 _LOG = logging.getLogger(__name__)

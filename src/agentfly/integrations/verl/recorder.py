@@ -13,7 +13,7 @@ from agentfly.integrations.verl.config import JobSpec, list_checkpoints
 from agentfly.integrations.verl.rows import RowAdvantages
 from agentfly.runs import Alarm, AlarmMonitor, EvalFigures, Progress, RunWriter, StepRecord, chain_metrics
 from agentfly.segment import Floats
-from agentfly.training.rollout_batch import RolloutBatch
+from agentfly.training.collector import RolloutBatch
 from agentfly.trajectory import Trajectory
 
 LOCK_SECONDS = 60

@@ -37,15 +37,9 @@ from agentfly.integrations.verl.rows import RowAdvantages, compute_row_advantage
 from agentfly.integrations.verl.training_workers import ColocatedWorker, ScheduledWorker, SeparateWorker
 from agentfly.runs import EvalFigures, Progress
 from agentfly.runs.files import write_atomic
+from agentfly.training.collector import RolloutBatch, require_trainable, split_seconds
 from agentfly.training.optimizer import LRSchedule
-from agentfly.training.rollout_batch import (
-    RolloutBatch,
-    Selection,
-    require_trainable,
-    select_chains,
-    select_greedy,
-    split_seconds,
-)
+from agentfly.training.selection import Selection, select_chains, select_greedy
 from agentfly.trajectory import Trajectory
 
 _LOG = logging.getLogger(__name__)
