@@ -36,11 +36,11 @@ from starlette.responses import JSONResponse
 
 from agentfly import tool
 from agentfly.agents import HFAgent
+from agentfly.backends.http_body import parse_json
 from agentfly.backends.scripted import ScriptedBackend
 from agentfly.gateway import Gateway
+from agentfly.gateway.http_server import open_listener, read_request
 from agentfly.gateway.server import MAX_BYTES, READ_SECONDS, make_server
-from agentfly.http_body import parse_json
-from agentfly.http_server import open_listener, read_request
 from agentfly.rollout import ChainLimits, ChainSettings
 
 CALL = '<tool_call>\n{"name": "lookup", "arguments": {"who": "Fotem", "what": "friend"}}\n</tool_call>'

@@ -26,13 +26,11 @@ import torch
 from PIL import Image as Pillow
 from transformers import AutoModelForImageTextToText, Qwen2_5_VLConfig, Qwen2VLImageProcessorPil
 
-from agentfly import vision as vision_module
 from agentfly.algorithms.base import SegmentArrays
 from agentfly.backends.base import Request
 from agentfly.backends.engine import TransformersBackend
 from agentfly.backends.engine import vision as engine_vision
 from agentfly.errors import describe
-from agentfly.images import encode_image
 from agentfly.models.tiny import build_tokenizer
 from agentfly.templates import load_template
 from agentfly.templates.tokenizer import load_tokenizer
@@ -40,7 +38,9 @@ from agentfly.training.batch import Sample
 from agentfly.training.config_records import UpdateConfig
 from agentfly.training.local_learner import LocalLearner
 from agentfly.types import Image, Sampling
-from agentfly.vision import ImageProcessor, load_image_processor
+from agentfly.vision import processor as vision_module
+from agentfly.vision.images import encode_image
+from agentfly.vision.processor import ImageProcessor, load_image_processor
 from benchmarks.table import print_table
 
 SCREENSHOT = 504

@@ -23,7 +23,7 @@ from agentfly.templates import load_template
 from agentfly.templates.template import Template
 from agentfly.templates.tokenizer import load_tokenizer
 from agentfly.types import Completion, FinishReason, Image, Message, Sampling
-from agentfly.vision import MIN_TRANSFORMERS, load_image_processor
+from agentfly.vision.processor import MIN_TRANSFORMERS, load_image_processor
 
 needs_vision = pytest.mark.skipif(
     tuple(map(int, transformers.__version__.split(".")[:2])) < MIN_TRANSFORMERS,

@@ -18,7 +18,6 @@ import agentfly.tools  # noqa: F401  (registers the general rewards and tools by
 from agentfly.backends import open_backend
 from agentfly.backends.base import Backend, PromptFormat, Request
 from agentfly.errors import ConfigError, DataError
-from agentfly.images import ImageConfig, fetch_image, normalize_image
 from agentfly.llm_engine import (
     GENERATE_ARGUMENTS,
     PARSE_ARGUMENTS,
@@ -45,7 +44,8 @@ from agentfly.threads import wait_for
 from agentfly.tooling import Tool, Toolbox, ToolLike, ToolResult
 from agentfly.trajectory import Trajectory
 from agentfly.types import Completion, Content, Image, Message, Reply, Task, ToolCall, parse_content
-from agentfly.vision import has_processor, load_image_processor
+from agentfly.vision.images import ImageConfig, fetch_image, normalize_image
+from agentfly.vision.processor import has_processor, load_image_processor
 
 _LOG = logging.getLogger(__name__)
 _NEAR_MISSES = {

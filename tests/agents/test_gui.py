@@ -11,10 +11,10 @@ from agentfly import tool
 from agentfly.agents import GUIAgent, VisionAgent
 from agentfly.agents.gui_formats import GUI_FORMATS
 from agentfly.errors import ConfigError
-from agentfly.images import open_image
 from agentfly.tooling import Tool
 from agentfly.trajectory import CallStatus, StopReason
 from agentfly.types import Image, Message, ToolCall
+from agentfly.vision.images import open_image
 from tests.fakes import PNG, Recording, Server, said
 
 pillow = pytest.importorskip("PIL.Image", reason="the extra vision is not installed")

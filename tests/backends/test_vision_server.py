@@ -24,7 +24,7 @@ from agentfly.templates.template import Template  # noqa: E402
 from agentfly.templates.tokenizer import load_tokenizer  # noqa: E402
 from agentfly.trajectory import StopReason  # noqa: E402
 from agentfly.types import Image, Message, Sampling  # noqa: E402
-from agentfly.vision import load_image_processor  # noqa: E402
+from agentfly.vision.processor import load_image_processor  # noqa: E402
 from tests.backends.openai_server import OpenAIServer  # noqa: E402
 from tests.vision_models import build_vision_model, picture  # noqa: E402
 

@@ -21,7 +21,7 @@ from agentfly.models.tiny import IGNORE_INDEX  # noqa: E402
 from agentfly.runs import RunDirectory  # noqa: E402
 from agentfly.training.trainer import Trainer  # noqa: E402
 from agentfly.types import Task  # noqa: E402
-from agentfly.vision import load_image_processor  # noqa: E402
+from agentfly.vision.processor import load_image_processor  # noqa: E402
 
 STEPS = 2
 torch.set_num_threads(1)

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from agentfly.errors import ConfigError, DataError, TemplateError
-from agentfly.images import open_image
 from agentfly.rollout.history import Transcript
 from agentfly.segment import Author, Segment
 from agentfly.templates import load_template
 from agentfly.templates.template import Template
 from agentfly.templates.tokenizer import load_tokenizer
 from agentfly.types import Completion, FinishReason, Image, Message
-from agentfly.vision import SUPPORTED, load_image_processor
+from agentfly.vision.images import open_image
+from agentfly.vision.processor import SUPPORTED, load_image_processor
 from tests.vision_models import PLACEHOLDERS, build_vision_model, picture
 
 SIZES = [(28, 28), (56, 56), (57, 200), (1, 1), (13, 7), (100, 190), (64, 48)]

@@ -19,7 +19,7 @@ from agentfly.training.plan import TrainPlan
 from agentfly.training.trainer import Trainer
 from agentfly.trajectory import FailureKind, StopReason
 from agentfly.types import Image, Message, Reply, Task, ToolCall
-from agentfly.vision import load_image_processor
+from agentfly.vision.processor import load_image_processor
 from tests.vision_models import build_vision_model, picture
 
 torch.set_num_threads(1)

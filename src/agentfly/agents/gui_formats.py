@@ -16,11 +16,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from agentfly.errors import ConfigError
-from agentfly.images import COORDINATE_MAX
 from agentfly.templates.parsers import PARSERS
 from agentfly.templates.parsers.pythonic import parse_python_calls
 from agentfly.tooling import Tool
 from agentfly.types import Message, Reply, ToolCall
+from agentfly.vision.images import COORDINATE_MAX
 
 Coordinates = Literal["pixels", "thousandths"]
 SCREEN_TOOLS: dict[str, tuple[str, ...]] = {

@@ -15,10 +15,10 @@ from agentfly.agents.gui_formats import GUI_FORMATS, SCREEN_TOOLS
 from agentfly.agents.prebuilt import PromptedAgent
 from agentfly.backends.base import Request
 from agentfly.errors import ConfigError
-from agentfly.images import COORDINATE_MAX, encode_image, open_image
 from agentfly.rollout.limits import RecoveryRule
 from agentfly.tooling import Toolbox
 from agentfly.types import Completion, Content, Image, Message, Reply, ToolCall
+from agentfly.vision.images import COORDINATE_MAX, encode_image, open_image
 
 PIXEL_MULTIPLE = 28
 """Servers of models that write pixels resize images to multiples of this; such an image is not resized again."""

@@ -25,9 +25,9 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 from agentfly.backends import openai_api, openai_responses
 from agentfly.backends.base import Backend, PromptFormat, Request
 from agentfly.backends.event_loops import LoopClients, UpdateLock
+from agentfly.backends.http_body import HEADERS, BodyError, read_error_text
+from agentfly.backends.retrying import RateLimiter, WaitAsAsked
 from agentfly.errors import BackendFault, ConfigError, describe
-from agentfly.http_body import HEADERS, BodyError, read_error_text
-from agentfly.retrying import RateLimiter, WaitAsAsked
 from agentfly.templates.template import Template
 from agentfly.threads import compute
 from agentfly.types import Completion

@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 
 from agentfly.backends.base import Request
+from agentfly.backends.http_body import BodyError, parse_json
+from agentfly.backends.retrying import parse_retry_after
 from agentfly.errors import BackendFault, ConfigError
-from agentfly.http_body import BodyError, parse_json
-from agentfly.retrying import parse_retry_after
 from agentfly.types import Message, Sampling
 
 _CONTEXT_EXCEEDED = re.compile(

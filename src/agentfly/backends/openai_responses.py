@@ -16,9 +16,9 @@ import httpx
 import pydantic
 
 from agentfly.backends.base import Request
+from agentfly.backends.http_body import BodyError, parse_json, read_body, stream_body
 from agentfly.backends.openai_api import MalformedResponse, Retryable, error_message, reason
 from agentfly.errors import BackendFault
-from agentfly.http_body import BodyError, parse_json, read_body, stream_body
 from agentfly.templates.parsers.calls import parse_json as parse_arguments
 from agentfly.types import Completion, FinishReason, Message, ToolCall
 

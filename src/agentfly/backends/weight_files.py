@@ -25,7 +25,7 @@ from agentfly.backends.engine.loading import auto_class, check_weight, iterate_t
 from agentfly.errors import ConfigError
 from agentfly.models import resolve
 from agentfly.resources.supervisor import get_supervisor
-from agentfly.vision import has_processor
+from agentfly.vision.processor import has_processor
 
 SHARD_BYTES = 1 << 30
 """Bytes of weights that are collected before they are written to a file."""

@@ -112,8 +112,8 @@ async def _serve_stdio(server: MCPApp) -> None:
 
 
 async def _serve_http(server: MCPApp, host: str, port: int, api_key: str) -> None:
+    from agentfly.gateway.http_server import format_url, open_listener, require_key
     from agentfly.gateway.server import make_server
-    from agentfly.http_server import format_url, open_listener, require_key
     from agentfly.integrations.mcp.server import PATH
 
     require_key(host, api_key)

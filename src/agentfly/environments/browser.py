@@ -31,8 +31,8 @@ from pydantic import Field
 from agentfly import threads
 from agentfly.environment import Environment
 from agentfly.errors import ConfigError, EnvironmentFault
-from agentfly.images import COORDINATE_MAX
 from agentfly.sandbox.owner import process_name
+from agentfly.vision.images import COORDINATE_MAX
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome", "chrome")
 ANSWER_SECONDS = 100.0

@@ -16,8 +16,8 @@ from itertools import count, groupby
 from typing import Any, TypeVar
 
 from agentfly import threads
+from agentfly.backends.http_body import BodyError, parse_json
 from agentfly.errors import ConfigError, DataError
-from agentfly.http_body import BodyError, parse_json
 from agentfly.templates.template import Template
 from agentfly.tooling.schema import convert_text
 from agentfly.types import Completion, FinishReason, Message, Reply, Sampling, ToolCall

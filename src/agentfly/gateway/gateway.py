@@ -17,8 +17,8 @@ from agentfly.backends.base import Backend, PromptFormat
 from agentfly.errors import BackendFault, ConfigError, describe
 from agentfly.extras import require_extra
 from agentfly.gateway.chat import ApiError
+from agentfly.gateway.http_server import digest_key, equals_key, format_url, open_listener, require_key
 from agentfly.gateway.session import GatewaySession, LoadTemplate, TemplateCache
-from agentfly.http_server import digest_key, equals_key, format_url, open_listener, require_key
 from agentfly.rollout.config import ChainSettings
 from agentfly.rollout.limits import ChainLimits
 from agentfly.threads import call

@@ -25,8 +25,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from agentfly.backends.base import Backend
 from agentfly.gateway import anthropic_messages, chat_completions, responses
 from agentfly.gateway.chat import ApiError, ChatRequest, Delta, parse_body, run_unblocked
+from agentfly.gateway.http_server import BrowserGuard, RequestError, read_key, read_request
 from agentfly.gateway.session import GatewaySession, TemplateCache
-from agentfly.http_server import BrowserGuard, RequestError, read_key, read_request
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send

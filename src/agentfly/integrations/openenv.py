@@ -19,11 +19,11 @@ import pydantic
 
 from agentfly.agents import HFAgent
 from agentfly.backends.base import Backend, PromptFormat, Request
+from agentfly.backends.http_body import BodyError, parse_json
 from agentfly.environment import Environment
 from agentfly.errors import AgentFlyError, DataError, EnvironmentFault, describe
 from agentfly.extras import require_extra
-from agentfly.http_body import BodyError, parse_json
-from agentfly.http_server import BrowserGuard, equals_key, format_url, open_listener, read_key, require_key
+from agentfly.gateway.http_server import BrowserGuard, equals_key, format_url, open_listener, read_key, require_key
 from agentfly.resources import ResourceManager
 from agentfly.rollout import RunResult
 from agentfly.scoring import RewardSpec

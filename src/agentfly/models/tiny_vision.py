@@ -116,7 +116,7 @@ def build_examples(folder: Path, count: int, seed: int, task: ModuleType = rooms
     from agentfly.templates import load_template
     from agentfly.templates.tokenizer import load_tokenizer
     from agentfly.types import Image, Message, ToolCall
-    from agentfly.vision import load_image_processor
+    from agentfly.vision.processor import load_image_processor
 
     image_processor = load_image_processor(str(folder))
     template = load_template(

@@ -14,8 +14,8 @@ from rich.style import Style
 from rich.text import Text
 
 from agentfly.errors import DataError
-from agentfly.images import open_image
 from agentfly.types import Image
+from agentfly.vision.images import open_image
 
 MAX_EDGE = 240
 """Longest edge of a thumbnail in HTML, in pixels."""

@@ -18,7 +18,7 @@ from agentfly.templates.parsers import PARSERS
 from agentfly.templates.roundtrip import choose_parser, find_closing_tokens, find_reply_prefix
 from agentfly.templates.template import History, Template
 from agentfly.templates.tokenizer import ChatTokenizer
-from agentfly.vision import ImageProcessor
+from agentfly.vision.processor import ImageProcessor
 
 __all__ = ["PARSERS", "Audit", "ChatFormat", "Family", "audit", "load_template", "names", "register_template"]
 

@@ -22,7 +22,7 @@ from agentfly.templates.codec import Codec, match_any, unused_character
 from agentfly.templates.rendering import Form, Renderer, learn_form, special_tokens
 from agentfly.templates.tokenizer import ChatTokenizer
 from agentfly.types import Image, Message, Reply, ToolCall
-from agentfly.vision import ImageProcessor
+from agentfly.vision.processor import ImageProcessor
 
 GUARDED = frozenset({"user", "tool"})
 """Roles whose text must never become a control token, and nor must the tools': MCP servers and clients write them.

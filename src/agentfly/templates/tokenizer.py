@@ -19,7 +19,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from agentfly.errors import ConfigError
 from agentfly.extras import require_extra
-from agentfly.images import PROCESSOR_FILES
+from agentfly.vision.images import PROCESSOR_FILES
 
 BYTES = "bytes"
 """The name of the tokenizer that needs no files: one token per byte, and ChatML's special tokens."""

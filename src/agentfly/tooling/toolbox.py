@@ -23,13 +23,13 @@ from typing import Any, Self, get_args, overload
 from agentfly import plugins
 from agentfly.environment import Environment, resolve_env_class, validate_constructor
 from agentfly.errors import ConfigError, EnvironmentFault, ToolTimeout, describe
-from agentfly.images import normalize_content
 from agentfly.segment import to_plain
 from agentfly.threads import LoopTimer, call, run_within
 from agentfly.tooling.schema import ToolArguments, caller_namespace, to_text, type_hints
 from agentfly.trajectory import CallRecord, CallStatus, chain_id
 from agentfly.types import Content, Image, Task, ToolCall
 from agentfly.validation import NonNegativeInt, PositiveFloat, PositiveInt, validate
+from agentfly.vision.images import normalize_content
 
 _LOG = logging.getLogger(__name__)
 MAX_LENGTH = 8192

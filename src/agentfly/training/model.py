@@ -36,7 +36,7 @@ from agentfly.training.batch import Sample, gather_field, require_finite, to_dev
 from agentfly.training.logprobs import Head, score, score_logits
 from agentfly.training.lora import has_adapters
 from agentfly.training.optimizer import Optimizer
-from agentfly.vision import EncodedImage, ImageProcessor, load_image_processor
+from agentfly.vision.processor import EncodedImage, ImageProcessor, load_image_processor
 
 _LOG = logging.getLogger(__name__)
 ATTENTION = "agentfly-training"

@@ -17,7 +17,7 @@ from agentfly.rollout.history import Transcript
 from agentfly.segment import Author, Segment
 from agentfly.templates.template import Template
 from agentfly.types import Message, Sampling
-from agentfly.vision import load_image_processor
+from agentfly.vision.processor import load_image_processor
 from tests.vision_models import (
     FAMILIES,
     build_vision_model,

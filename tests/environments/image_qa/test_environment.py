@@ -15,8 +15,8 @@ from agentfly.environments.image_qa import ImageQA
 from agentfly.environments.image_qa.environment import KINDS, image_qa_match
 from agentfly.environments.image_qa.scenes import HEIGHT, WIDTH, draw_scene
 from agentfly.errors import ConfigError, DataError
-from agentfly.images import open_image
 from agentfly.types import Image, Task
+from agentfly.vision.images import open_image
 
 
 async def reset(row: dict[str, Any]) -> ImageQA:

@@ -10,9 +10,9 @@ from agentfly.backends.base import Request
 from agentfly.demonstrations import demonstrate
 from agentfly.environments.miniwob import MiniWoB
 from agentfly.environments.miniwob.environment import miniwob_reward
-from agentfly.images import open_image
 from agentfly.trajectory import StopReason
 from agentfly.types import Completion, FinishReason, Message, ToolCall
+from agentfly.vision.images import open_image
 from tests.environments.browsers import needs_browser
 from tests.fakes import Server
 

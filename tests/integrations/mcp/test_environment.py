@@ -16,13 +16,13 @@ pytest.importorskip("mcp", reason="the extra mcp is not installed")
 from agentfly import Environment, Task, tool
 from agentfly.environment import Pool
 from agentfly.errors import ConfigError, EnvironmentFault, ToolTimeout
-from agentfly.images import open_image
 from agentfly.integrations.mcp import MCPServer, mcp_server
 from agentfly.integrations.mcp.tools import MAX_TOOLS, SchemaArguments, choose_names
 from agentfly.resources import ResourceManager
 from agentfly.tooling import Context, Toolbox, ToolResult
 from agentfly.trajectory import CallStatus, FailureKind, StopReason
 from agentfly.types import ToolCall
+from agentfly.vision.images import open_image
 from tests.fakes import byte_agent
 from tests.fakes import call as call_text
 

@@ -11,9 +11,9 @@ PIL_Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed: pi
 
 from mcp import types as mcp_types  # noqa: E402
 
-from agentfly import images as image_module  # noqa: E402
 from agentfly.integrations.mcp.tools import MAX_IMAGES, to_observation  # noqa: E402
 from agentfly.types import Image  # noqa: E402
+from agentfly.vision import images as image_module  # noqa: E402
 
 
 def image_block(*size: int) -> mcp_types.ImageContent:

@@ -27,8 +27,8 @@ from mcp.client.streamable_http import streamable_http_client
 from agentfly import Environment, Task, tool
 from agentfly.environment import Pool
 from agentfly.errors import ConfigError, EnvironmentFault
+from agentfly.gateway.http_server import require_key
 from agentfly.gateway.server import make_server
-from agentfly.http_server import require_key
 from agentfly.integrations.mcp import MCPApp, mcp_server
 from agentfly.integrations.mcp.server import MAX_BYTES, PATH
 from agentfly.resources import ResourceManager

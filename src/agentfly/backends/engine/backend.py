@@ -28,7 +28,7 @@ from agentfly.templates.tokenizer import load_tokenizer
 from agentfly.threads import release_helpers
 from agentfly.types import Completion
 from agentfly.validation import PositiveInt, validate
-from agentfly.vision import ImageProcessor, load_image_processor
+from agentfly.vision.processor import ImageProcessor, load_image_processor
 
 _LOG = logging.getLogger(__name__)
 MAX_STOP_IDS = 64

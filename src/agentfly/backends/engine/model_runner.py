@@ -24,7 +24,7 @@ from agentfly.backends.engine.scheduler import Scheduler
 from agentfly.backends.engine.vision import FeatureCache, FeatureOverlay, takes_images
 from agentfly.errors import describe
 from agentfly.types import Sampling
-from agentfly.vision import EncodedImage
+from agentfly.vision.processor import EncodedImage
 
 _LOG = logging.getLogger(__name__)
 

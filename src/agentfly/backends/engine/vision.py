@@ -21,7 +21,7 @@ from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 
 from agentfly.backends.base import Tokens
-from agentfly.vision import EncodedImage
+from agentfly.vision.processor import EncodedImage
 
 FEATURE_BYTES = 1 << 29
 """Size of the cache of features."""

@@ -22,11 +22,11 @@ from agentfly.backends.engine.sampler import is_plain
 from agentfly.backends.vllm.engine import VLLMEngine
 from agentfly.backends.weight_files import WeightFolder, load_lora_config
 from agentfly.errors import BackendFault, ConfigError, DataError, NonFiniteError
-from agentfly.images import open_image
 from agentfly.models import resolve
 from agentfly.templates.template import Template
 from agentfly.types import Completion, FinishReason
-from agentfly.vision import ImageProcessor
+from agentfly.vision.images import open_image
+from agentfly.vision.processor import ImageProcessor
 
 MIN_TEMPERATURE = 0.01
 """vLLM replaces lower temperatures, except 0, by this one."""

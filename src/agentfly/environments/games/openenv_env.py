@@ -14,10 +14,10 @@ from typing import Annotated, Any, ClassVar
 
 import pydantic
 
+from agentfly.backends.http_body import parse_json
 from agentfly.environments.games.game import TextGame
 from agentfly.errors import ConfigError, EnvironmentFault, describe
 from agentfly.extras import require_extra
-from agentfly.http_body import parse_json
 from agentfly.types import Task
 
 _MAX_MESSAGE_BYTES = 64 << 20

@@ -10,11 +10,11 @@ from agentfly import threads
 from agentfly.environment import Environment
 from agentfly.environments.data import belongs_to, sample_tasks
 from agentfly.errors import ConfigError, DataError
-from agentfly.images import COORDINATE_MAX, open_image
 from agentfly.rewards.answers import extract_answer
 from agentfly.scoring import reward
 from agentfly.tooling import tool
 from agentfly.types import Image, Task, ToolCall
+from agentfly.vision.images import COORDINATE_MAX, open_image
 
 if TYPE_CHECKING:
     import PIL.Image

@@ -21,10 +21,10 @@ from agentfly.environments.browser import BrowserEnvironment, Coordinate, Key
 from agentfly.environments.data import sample_tasks
 from agentfly.errors import ConfigError, DataError
 from agentfly.extras import install_command
-from agentfly.images import COORDINATE_MAX, open_image
 from agentfly.scoring import reward
 from agentfly.tooling import tool
 from agentfly.types import Image, Task, ToolCall
+from agentfly.vision.images import COORDINATE_MAX, open_image
 
 WIDTH, HEIGHT = 160, 210
 """Pixels of a page."""

@@ -59,7 +59,7 @@ def serve(
     from agentfly.environments.search.engines import Cache, Provider, open_retriever
     from agentfly.environments.search.index import read_metadata
     from agentfly.environments.search.server import QueryBatcher, create_app
-    from agentfly.http_server import is_address
+    from agentfly.gateway.http_server import is_address
 
     retriever = open_retriever(source)
     if isinstance(retriever, Provider):  # searches wait for the network: run them concurrently

@@ -23,11 +23,11 @@ from urllib.parse import quote
 import httpx
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
+from agentfly.backends.http_body import HEADERS, parse_json, read_body_sync, read_error_text_sync
+from agentfly.backends.retrying import RateLimiter, WaitAsAsked, parse_retry_after
 from agentfly.environments.data import query_sqlite
 from agentfly.environments.search.index import Hit, Passage, Retriever, load_index
 from agentfly.errors import AgentFlyError, ConfigError, DataError, describe
-from agentfly.http_body import HEADERS, parse_json, read_body_sync, read_error_text_sync
-from agentfly.retrying import RateLimiter, WaitAsAsked, parse_retry_after
 
 RETRIES = 4
 TIMEOUT = 20.0

@@ -15,12 +15,12 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agentfly.backends.http_body import parse_json
 from agentfly.environments.search.engines import Cache, SearchFailed
 from agentfly.environments.search.index import Hit, Retriever
 from agentfly.errors import describe
 from agentfly.extras import require_extra
-from agentfly.http_body import parse_json
-from agentfly.http_server import BrowserGuard
+from agentfly.gateway.http_server import BrowserGuard
 from agentfly.threads import call
 
 MAX_PASSAGES, MAX_QUERIES, MAX_BYTES = 100, 1000, 8 << 20

@@ -24,7 +24,7 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from agentfly import __version__
 from agentfly.environment import Environment
 from agentfly.errors import EnvironmentFault, describe
-from agentfly.http_server import BrowserGuard, RequestError, equals_key, read_key, read_request
+from agentfly.gateway.http_server import BrowserGuard, RequestError, equals_key, read_key, read_request
 from agentfly.resources import ResourceManager
 from agentfly.tooling import Context, Tool, Toolbox, ToolResult
 from agentfly.trajectory import CallStatus

@@ -17,11 +17,11 @@ from referencing import Registry
 from referencing.exceptions import Unresolvable
 
 from agentfly.errors import ConfigError, DataError
-from agentfly.images import count_pixels, normalize_image
 from agentfly.tooling import Tool, ToolResult
 from agentfly.tooling.schema import ToolArguments, convert_text
 from agentfly.trajectory import CallStatus
 from agentfly.types import Image
+from agentfly.vision.images import count_pixels, normalize_image
 
 MAX_STRUCTURED = 1 << 16
 """Characters of structured content that are recorded with a call; a larger one is only shown, as far as it fits."""

@@ -11,8 +11,8 @@ from email.utils import format_datetime
 import pytest
 from tenacity import Retrying, stop_after_attempt
 
+from agentfly.backends.retrying import RateLimiter, WaitAsAsked, parse_retry_after
 from agentfly.errors import ConfigError
-from agentfly.retrying import RateLimiter, WaitAsAsked, parse_retry_after
 
 
 class Busy(Exception):

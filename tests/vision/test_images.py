@@ -15,10 +15,10 @@ import pytest
 from agentfly import tool
 from agentfly.agents import HFAgent
 from agentfly.errors import ConfigError, DataError
-from agentfly.images import MAX_PIXELS, ImageConfig, fetch_image, normalize_image, open_image
 from agentfly.runs.directory import RunDirectory, RunWriter
 from agentfly.trajectory import CallStatus, StopReason
 from agentfly.types import Image
+from agentfly.vision.images import MAX_PIXELS, ImageConfig, fetch_image, normalize_image, open_image
 from tests.fakes import Recording, byte_agent, call
 
 PIL_Image = pytest.importorskip("PIL.Image")
@@ -178,7 +178,7 @@ def test_body_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> No
         def log_message(self, *_: Any) -> None: ...
 
     stopped = threading.Event()
-    monkeypatch.setattr("agentfly.images.FETCH_SECONDS", 0.5)
+    monkeypatch.setattr("agentfly.vision.images.FETCH_SECONDS", 0.5)
     with ThreadingHTTPServer(("127.0.0.1", 0), Endless) as server:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         with pytest.raises(DataError, match="not complete after"):
@@ -225,7 +225,7 @@ async def test_allowed_address_is_fetched_into_the_record(web: str) -> None:
 )
 def test_unusable_answer_is_not_an_image(web: str, path: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if path == "/a.png":
-        monkeypatch.setattr("agentfly.images.MAX_FETCHED_BYTES", 20)
+        monkeypatch.setattr("agentfly.vision.images.MAX_FETCHED_BYTES", 20)
     with pytest.raises(DataError, match=reason):
         normalize_image(fetch_image(Image(web + path)))
 

@@ -21,9 +21,9 @@ from huggingface_hub import snapshot_download
 
 from agentfly.errors import ConfigError, DataError, TemplateError, describe
 from agentfly.extras import require_extra
-from agentfly.images import PROCESSOR_FILES, encode_image, open_image
 from agentfly.segment import Ids
 from agentfly.types import Image
+from agentfly.vision.images import PROCESSOR_FILES, encode_image, open_image
 
 SUPPORTED = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v", "idefics3", "smolvlm", "internvl")
 """Model types whose prompts with images are append-only and whose attention is causal."""

@@ -1,0 +1,1 @@
+"""Images of chains, and the processors of vision models."""
