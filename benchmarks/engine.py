@@ -32,7 +32,7 @@ import torch
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
 from agentfly.backends.base import Request
-from agentfly.backends.engine import TransformersBackend
+from agentfly.backends.engine import EngineBackend
 from agentfly.backends.engine.attention import DenseAttention
 from agentfly.models import resolve
 from agentfly.types import Sampling
@@ -101,7 +101,7 @@ async def measure(side: Side, turns: Sequence[Turn]) -> Cost:
 # ── the engines ──
 
 
-def run_embedded(backend: TransformersBackend) -> Side:
+def run_embedded(backend: EngineBackend) -> Side:
     async def one(turn: Turn) -> int:
         await asyncio.sleep(turn.at)
         return len((await backend.generate(Request(turn.prompt, Sampling(max_tokens=turn.count)))).logprobs)
@@ -200,7 +200,7 @@ def vllm_cpu(model: str, threads: int) -> Iterator[dict[str, Side]]:
 # ── chains of many turns ──
 
 
-def run_chains(backend: TransformersBackend, turns: int, count: int) -> Side:
+def run_chains(backend: EngineBackend, turns: int, count: int) -> Side:
     """Chains: the prompt of a turn is the previous one with the reply and an observation appended."""
 
     async def one(number: int, first: Turn) -> int:
@@ -259,7 +259,7 @@ async def run(options: argparse.Namespace) -> None:
     name, quick, only, threads = options.model, options.quick, options.only, options.threads
     torch.set_num_threads(threads)
     model = AutoModelForCausalLM.from_pretrained(resolve(name), dtype=torch.float32).eval()
-    backends = [TransformersBackend(model, kv_memory=MEMORY) for _ in range(3 if "torch" in options.sides else 2)]
+    backends = [EngineBackend(model, kv_memory=MEMORY) for _ in range(3 if "torch" in options.sides else 2)]
     backend, uncached = backends[:2]
     uncached._engine._scheduler._reuse = False
     sizes, most = ((1, 4), 8) if quick else ((1, 8, 32, 64), options.max_tokens)
@@ -290,7 +290,7 @@ async def run(options: argparse.Namespace) -> None:
         await each.close()
 
 
-async def multi_turn(backend: TransformersBackend, uncached: TransformersBackend, quick: bool) -> None:
+async def multi_turn(backend: EngineBackend, uncached: EngineBackend, quick: bool) -> None:
     """Chains with a prefix cache, compared with chains that compute the whole history in every turn."""
     chains, turns, count = (4, 2, 4) if quick else (32, 6, 24)
     sides = {"agentfly": run_chains(backend, turns, count), "no cache": run_chains(uncached, turns, count)}

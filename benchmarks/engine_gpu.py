@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from agentfly.backends.base import Request
-from agentfly.backends.engine import TransformersBackend
+from agentfly.backends.engine import EngineBackend
 from agentfly.types import Sampling
 from benchmarks.shapes import SHAPES, build_model
 from benchmarks.table import print_table
@@ -88,7 +88,7 @@ class Ours:
 
     def __init__(self, model: Any) -> None:
         self._loop = asyncio.new_event_loop()
-        self.backend = TransformersBackend(model, kv_memory=KV_MEMORY)
+        self.backend = EngineBackend(model, kv_memory=KV_MEMORY)
 
     def __call__(self, chains: list[Chain]) -> int:
         async def run(number: int, chain: Chain) -> int:

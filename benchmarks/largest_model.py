@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from agentfly.backends.base import Request
-from agentfly.backends.engine import TransformersBackend
+from agentfly.backends.engine import EngineBackend
 from agentfly.errors import describe
 from agentfly.training.config import TrainConfig
 from agentfly.training.local_learner import LocalLearner
@@ -99,7 +99,7 @@ def run_case(case: Case) -> Outcome:
     sampled_from = build_model(case.shape, case.device, torch.bfloat16) if on_gpu else model
     settings: dict[str, Any] = {name: value for name, value in ENGINE.items() if name != "backend"}
     kv_memory = fitted.parts["kv_cache"] if on_gpu else 1 << 24
-    backend = TransformersBackend(sampled_from, kv_memory=kv_memory, **settings)
+    backend = EngineBackend(sampled_from, kv_memory=kv_memory, **settings)
 
     async def work() -> float:
         request = Request(list(range(5, 105)), Sampling(max_tokens=16, seed=0))

@@ -28,7 +28,7 @@ from transformers import AutoModelForImageTextToText, Qwen2_5_VLConfig, Qwen2VLI
 
 from agentfly.algorithms.base import SegmentArrays
 from agentfly.backends.base import Request
-from agentfly.backends.engine import TransformersBackend
+from agentfly.backends.engine import EngineBackend
 from agentfly.backends.engine import vision as engine_vision
 from agentfly.errors import describe
 from agentfly.models.tiny import build_tokenizer
@@ -133,9 +133,7 @@ def list_seeds(chains: int, turns: int, first: int) -> list[list[int]]:
     return [[first + n // GROUP, *(first + 1000 + n * turns + turn for turn in range(1, turns))] for n in range(chains)]
 
 
-async def sample_chains(
-    backend: TransformersBackend, processor: ImageProcessor, chains: int, turns: int, first: int
-) -> int:
+async def sample_chains(backend: EngineBackend, processor: ImageProcessor, chains: int, turns: int, first: int) -> int:
     """Run all chains at once and return the number of sampled tokens. first: seed of the first screenshot."""
 
     async def run(number: int, seeds: list[int]) -> int:
@@ -164,7 +162,7 @@ async def sample_chains(
 async def compare_sampling(folder: Path, device: torch.device, options: argparse.Namespace) -> None:
     """Sampling with and without cached features, in turns. Images are drawn and processed before each round."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    backend = TransformersBackend(build_model(folder, device, dtype), kv_memory=options.kv_gib * GIB)
+    backend = EngineBackend(build_model(folder, device, dtype), kv_memory=options.kv_gib * GIB)
     processor = load_image_processor(str(folder))
     backend.attach(load_template(None, load_tokenizer(str(folder)), tools=(), image_processor=processor))
     processing: list[float] = []

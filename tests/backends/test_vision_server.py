@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch", reason="the server runs a model: pip instal
 from agentfly import tool  # noqa: E402
 from agentfly.agents import HFAgent  # noqa: E402
 from agentfly.backends.base import Request  # noqa: E402
-from agentfly.backends.engine import TransformersBackend  # noqa: E402
+from agentfly.backends.engine import EngineBackend  # noqa: E402
 from agentfly.rollout.history import Transcript  # noqa: E402
 from agentfly.segment import Author  # noqa: E402
 from agentfly.templates import load_template  # noqa: E402
@@ -34,7 +34,7 @@ class VisionServer:
     """A chat server in this process."""
 
     http: OpenAIServer
-    backend: TransformersBackend
+    backend: EngineBackend
     template: Template
 
     async def chat(self, request: HTTPRequest) -> Response:
@@ -71,7 +71,7 @@ def read_message(row: dict[str, Any]) -> Message:
 async def server(tmp_path: Path) -> AsyncIterator[VisionServer]:
     folder = str(build_vision_model("smolvlm", tmp_path))
     template = load_template(None, load_tokenizer(folder), image_processor=load_image_processor(folder))
-    backend = TransformersBackend(folder, dtype="float32", kv_memory=1 << 24)
+    backend = EngineBackend(folder, dtype="float32", kv_memory=1 << 24)
     backend.attach(template)
     http = OpenAIServer()
     http.start()

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="training needs torch: pip install '
 from torch import Tensor  # noqa: E402
 
 from agentfly.backends.base import Backend, Request  # noqa: E402
-from agentfly.backends.engine import TransformersBackend  # noqa: E402
+from agentfly.backends.engine import EngineBackend  # noqa: E402
 from agentfly.backends.fleet import FleetBackend  # noqa: E402
 from agentfly.errors import WeightSyncError  # noqa: E402
 from agentfly.training.local_learner import LocalLearner  # noqa: E402
@@ -32,11 +32,11 @@ def adapted() -> Any:
 
 
 @pytest.fixture
-async def backend_on() -> AsyncIterator[Callable[[Any], TransformersBackend]]:
+async def backend_on() -> AsyncIterator[Callable[[Any], EngineBackend]]:
     """Makes backends that are closed after the test."""
-    made: list[TransformersBackend] = []
+    made: list[EngineBackend] = []
 
-    def make(model: Any) -> TransformersBackend:
+    def make(model: Any) -> EngineBackend:
         made.append(backend_of(model))
         return made[-1]
 
@@ -45,13 +45,13 @@ async def backend_on() -> AsyncIterator[Callable[[Any], TransformersBackend]]:
         await each.close()
 
 
-BackendOn = Callable[[Any], TransformersBackend]
+BackendOn = Callable[[Any], EngineBackend]
 
 
 class Lossy(Backend):
     """A backend that does with weights as it likes."""
 
-    def __init__(self, inner: TransformersBackend, takes: Callable[[Weights], Weights]) -> None:
+    def __init__(self, inner: EngineBackend, takes: Callable[[Weights], Weights]) -> None:
         self._inner, self._takes = inner, takes
 
     @property

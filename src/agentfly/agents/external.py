@@ -71,7 +71,7 @@ class ExternalChain(Chain):
 
             settings = replace(settings, observer=observe)
         key, session = await gateway.open_session(
-            settings, name=self._name, place=(self.group, self.chain), attempt=self._attempt
+            settings, name=self._name, position=(self.group, self.chain), attempt=self._attempt
         )
         try:
             result = await self._run_program({"base_url": gateway.base_url, "api_key": key, "model": gateway.model})

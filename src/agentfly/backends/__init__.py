@@ -15,7 +15,7 @@ BACKENDS = {
     "client": ("agentfly.backends.client", "ClientBackend"),
     "fleet": ("agentfly.backends.fleet", "FleetBackend"),
     "scripted": ("agentfly.backends.scripted", "ScriptedBackend"),
-    "transformers": ("agentfly.backends.engine", "TransformersBackend"),
+    "transformers": ("agentfly.backends.engine", "EngineBackend"),
     "vllm": ("agentfly.backends.vllm", "VLLMBackend"),
 }
 """The module and class of each backend that `backend=` accepts by name."""

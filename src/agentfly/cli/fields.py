@@ -16,7 +16,7 @@ _PACKAGE = Path(agentfly.__file__).parent
 _ALGORITHMS = {"ppo": ("ppo", "PPO"), "reinforce_pp": ("reinforce_pp", "ReinforcePP"), "gigpo": ("gigpo", "GiGPO")}
 """The algorithms with settings, by name: module and class."""
 _BACKENDS = {
-    "transformers": ("engine/backend", "TransformersBackend"),
+    "transformers": ("engine/backend", "EngineBackend"),
     "vllm": ("vllm/backend", "VLLMBackend"),
     "client": ("client", "ClientBackend"),
     "fleet": ("fleet", "FleetBackend"),
@@ -127,10 +127,13 @@ def _read_class(module: str, name: str, prefix: str = "") -> Iterator[Field]:
         text = ""
         if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
             text = " ".join(str(below.value.value).split())
-        default = "" if each.value is None else ast.unparse(each.value)
-        if isinstance(each.value, ast.Call) and ast.unparse(each.value.func) in ("field", "Field"):
+        value = each.value
+        if isinstance(value, ast.Call) and ast.unparse(value.func) == "DefaultLimit":
+            value = value.args[0]  # users write the number
+        default = "" if value is None else ast.unparse(value)
+        if isinstance(value, ast.Call) and ast.unparse(value.func) in ("field", "Field"):
             # The default, or a factory, whose inner fields have the defaults.
-            defaults = [ast.unparse(keyword.value) for keyword in each.value.keywords if keyword.arg == "default"]
+            defaults = [ast.unparse(keyword.value) for keyword in value.keywords if keyword.arg == "default"]
             default = "".join(defaults) or {"algorithm": "'grpo'"}.get(each.target.id, "")
         yield Field(prefix + each.target.id, ast.unparse(each.annotation), default, text)
 

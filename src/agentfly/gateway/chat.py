@@ -215,8 +215,8 @@ def get(body: Mapping[str, Any], name: str, kind: type | tuple[type, ...], defau
     if value is None:
         return default
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        wanted = " or ".join(_TYPES[each] for each in (kind if isinstance(kind, tuple) else (kind,)))
-        raise ApiError(f"{name!r} must be {wanted}, not {value!r:.80}")
+        kind_names = " or ".join(_TYPES[type_] for type_ in (kind if isinstance(kind, tuple) else (kind,)))
+        raise ApiError(f"{name!r} must be {kind_names}, not {value!r:.80}")
     return check_text(value) if isinstance(value, str) else value
 
 
@@ -233,8 +233,8 @@ def get_list(body: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
     """The objects of a list field; empty if it is absent. Raises ApiError for anything else."""
     values: list[Any] = get(body, name, list, [])
     if not set(map(type, values)) <= {dict}:  # without a loop in Python: a conversation may be long
-        wrong = next(each for each in values if not isinstance(each, dict))
-        raise ApiError(f"{name!r} must be a list of objects, not of {wrong!r:.80}")
+        value = next(value for value in values if not isinstance(value, dict))
+        raise ApiError(f"{name!r} must be a list of objects, not of {value!r:.80}")
     return values
 
 
@@ -245,13 +245,13 @@ def parse_text(value: Any, what: str, kinds: Sequence[str] = ("text",)) -> str:
     if not isinstance(value, list):
         raise ApiError(f"{what}: the content must be text or a list of parts, not {value!r:.80}")
     texts = []
-    for part in value:
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind not in kinds or not isinstance(part.get("text"), str):
+    for block in value:
+        kind = block.get("type") if isinstance(block, Mapping) else None
+        if kind not in kinds or not isinstance(block.get("text"), str):
             raise ApiError(
-                f"{what}: a part must be text ({', '.join(kinds)}), not {part!r:.80}; images are not supported"
+                f"{what}: a part must be text ({', '.join(kinds)}), not {block!r:.80}; images are not supported"
             )
-        texts.append(part["text"])
+        texts.append(block["text"])
     return "".join(texts)
 
 
@@ -273,7 +273,7 @@ def parse_sampling(body: Mapping[str, Any], max_tokens: int | None) -> Sampling:
         fields["seed"] = seed
     stop = body.get("stop", body.get("stop_sequences"))
     stop = [stop] if isinstance(stop, str) else stop or []
-    if not isinstance(stop, list) or len(stop) > 64 or not all(isinstance(each, str) and each for each in stop):
+    if not isinstance(stop, list) or len(stop) > 64 or not all(isinstance(text, str) and text for text in stop):
         raise ApiError(f"'stop' must be a text or a list of at most 64 texts, not {stop!r:.80}")
     try:
         return Sampling(**fields, stop=tuple(stop))

@@ -31,8 +31,8 @@ def parse_request(body: Mapping[str, Any]) -> ChatRequest:
     """Read the body of a request to /chat/completions. Raises ApiError."""
     messages = parse_messages(get_list(body, "messages"), _parse_message)
     tools = []
-    for each in get_list(body, "tools"):
-        function = get(each, "function", dict, {})
+    for tool in get_list(body, "tools"):
+        function = get(tool, "function", dict, {})
         tools.append(parse_schema(function.get("name"), function.get("description"), function.get("parameters")))
     if body.get("tool_choice") == "none":
         tools = []
@@ -195,7 +195,7 @@ def format_completion(reply: ChatReply) -> dict[str, Any]:
     choice: dict[str, Any] = {"index": 0, "text": reply.message.text, "finish_reason": reply.finish, "logprobs": None}
     if reply.request.logprobs:
         tokens = [reply.template.codec.decode([token]) for token in ids]
-        values = [float(each) for each in reply.completion.logprobs]
+        values = [float(logprob) for logprob in reply.completion.logprobs]
         choice["logprobs"] = {"tokens": tokens, "token_logprobs": values, "top_logprobs": None, "text_offset": None}
     if reply.request.token_ids:
         choice["token_ids"] = ids

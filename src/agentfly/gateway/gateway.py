@@ -100,12 +100,12 @@ class Gateway:
     # ── sessions ──
 
     async def open_session(
-        self, settings: ChainSettings, *, name: str = "", place: tuple[int, int] = (0, 0), attempt: int = 0
+        self, settings: ChainSettings, *, name: str = "", position: tuple[int, int] = (0, 0), attempt: int = 0
     ) -> tuple[str, GatewaySession]:
         """Open a chain; returns its key and the session. Close it with `close_session`."""
 
         async def open_in_loop() -> GatewaySession:
-            return GatewaySession(self.backend, self.templates, settings, name=name, place=place, attempt=attempt)
+            return GatewaySession(self.backend, self.templates, settings, name=name, position=position, attempt=attempt)
 
         session = await self._run(open_in_loop())
         key = f"sk-chain-{secrets.token_urlsafe(32)}"

@@ -79,13 +79,13 @@ class Prompt:
     ids: array[int]
     messages: tuple[Message, ...]
     template: Template
-    place: Node | None = None
+    last_node: Node | None = None
     """The last message of the conversation that is in the tree; None if the turn is not recorded."""
     depth: int = 0
-    """Number of messages up to and including `place`."""
+    """Number of messages up to and including `last_node`."""
     node: Node | None = None
     """The sampled message that it continues; None if it is rendered as a whole."""
-    known: int = 0
+    num_recorded: int = 0
     """Number of messages up to and including `node`."""
     segment: Segment | None = None
     """The segment of `node` whose tokens it has."""
@@ -118,22 +118,22 @@ class Recorder:
 
     async def prepare(self, template: Template, messages: tuple[Message, ...]) -> Prompt:
         """Build the prompt for a conversation. Raises TemplateError if the template cannot render it."""
-        place = self._roots.setdefault(json.dumps(template.tools, sort_keys=True), Node())
-        depth = known = 0
+        last_node = self._roots.setdefault(json.dumps(template.tools, sort_keys=True), Node())
+        depth = num_recorded = 0
         node = None
         for message in messages:
-            child = place.find(message)
+            child = last_node.find(message)
             if child is None:
                 break
-            place = child
+            last_node = child
             depth += 1
-            if place.turns:
-                node, known = place, depth
-        whole = Prompt(array("i"), messages, template, place, depth)
-        if node is None or any(message.role == "assistant" for message in messages[known:]):
+            if last_node.turns:
+                node, num_recorded = last_node, depth
+        whole = Prompt(array("i"), messages, template, last_node, depth)
+        if node is None or any(message.role == "assistant" for message in messages[num_recorded:]):
             return await _render_whole(whole)
         segment, end = node.find_open() or node.turns[-1]
-        continued = replace(whole, node=node, known=known, segment=segment, end=end)
+        continued = replace(whole, node=node, num_recorded=num_recorded, segment=segment, end=end)
         if template.history is History.TEMPLATE:
             ids = segment.extend_prompt((), end)
             rendered = (await _render_whole(whole)).ids
@@ -141,7 +141,7 @@ class Recorder:
                 return replace(whole, ids=rendered)
             closes = ids[-1] not in template.stop_ids and rendered[end] in template.stop_ids
             return replace(continued, ids=rendered, closed=end + closes)
-        delta = messages[known:]
+        delta = messages[num_recorded:]
         try:
             extended = await run_unblocked(rendering_size(delta), template.extend, delta)
         except TemplateError:  # a kind of delta that is not exact: render everything
@@ -167,22 +167,22 @@ class Recorder:
             continues = len(segment) == end
             if not continues:  # other requests have continued the turn before
                 segment = self._begin()
-                segment.append(Author.HISTORY, prompt.ids[:end], prompt.messages[: prompt.known], turn=turn)
+                segment.append(Author.HISTORY, prompt.ids[:end], prompt.messages[: prompt.num_recorded], turn=turn)
             if prompt.closed > end:
                 segment.append(Author.TEMPLATE, prompt.ids[end : prompt.closed], turn=turn)
-            delta = prompt.messages[prompt.known :]
+            delta = prompt.messages[prompt.num_recorded :]
             author = Author.TOOL if any(message.role == "tool" for message in delta) else Author.USER
             segment.append(author, prompt.ids[prompt.closed :], delta, turn=turn)
         segment.append_completion(completion, sampled, turn=turn)
         self.follow_ups += prompt.is_follow_up
         self.continued += continues
-        assert prompt.place is not None
-        place = prompt.place
+        assert prompt.last_node is not None
+        last_node = prompt.last_node
         for message in prompt.messages[prompt.depth :]:
-            place = place.child(message)
-        place = place.child(sent)
-        place.turns.append((segment, len(segment)))
-        return place
+            last_node = last_node.child(message)
+        reply_node = last_node.child(sent)
+        reply_node.turns.append((segment, len(segment)))
+        return reply_node
 
     def conversation(self, response_id: str, instructions: str) -> list[Message]:
         """The messages up to an earlier reply. Its instructions are replaced by those of the request."""

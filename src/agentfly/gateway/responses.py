@@ -127,28 +127,28 @@ class ResponsesStream:
         kind, value = delta
         if kind != self._open:
             yield from self._close_item()
-        place = {"output_index": len(self._output)}
+        position = {"output_index": len(self._output)}
         if isinstance(value, ToolCall):
             item = _function_call(value)
             added = {**item, "arguments": "", "status": "in_progress"}
-            yield self._event("response.output_item.added", item=added, **place)
+            yield self._event("response.output_item.added", item=added, **position)
             arguments = item["arguments"]
-            named = {"item_id": item["id"], **place}
+            named = {"item_id": item["id"], **position}
             yield self._event("response.function_call_arguments.delta", delta=arguments, **named)
             yield self._event("response.function_call_arguments.done", arguments=arguments, name=value.name, **named)
-            yield self._event("response.output_item.done", item=item, **place)
+            yield self._event("response.output_item.done", item=item, **position)
             self._output.append(item)
             return
         if not self._open:
             self._open = kind
             item = self._item("")
             added = {**item, "content": [], "status": "in_progress"}
-            yield self._event("response.output_item.added", item=added, **place)
-            part = {"part": item["content"][0], "content_index": 0, "item_id": item["id"], **place}
-            yield self._event("response.content_part.added", **part)
+            yield self._event("response.output_item.added", item=added, **position)
+            added_part = {"part": item["content"][0], "content_index": 0, "item_id": item["id"], **position}
+            yield self._event("response.content_part.added", **added_part)
         self._text += value
         name = "output_text" if kind == "content" else "reasoning_text"
-        fields: dict[str, Any] = {"item_id": self._item("")["id"], "content_index": 0, **place}
+        fields: dict[str, Any] = {"item_id": self._item("")["id"], "content_index": 0, **position}
         if kind == "content":
             fields["logprobs"] = []
         yield self._event(f"response.{name}.delta", delta=value, **fields)
@@ -172,11 +172,11 @@ class ResponsesStream:
         if not self._open:
             return
         item = self._item(self._text)
-        place = {"output_index": len(self._output), "item_id": item["id"], "content_index": 0}
+        position = {"output_index": len(self._output), "item_id": item["id"], "content_index": 0}
         name = "output_text" if self._open == "content" else "reasoning_text"
         extra: dict[str, Any] = {"logprobs": []} if self._open == "content" else {}
-        yield self._event(f"response.{name}.done", text=self._text, **place, **extra)
-        yield self._event("response.content_part.done", part=item["content"][0], **place)
+        yield self._event(f"response.{name}.done", text=self._text, **position, **extra)
+        yield self._event("response.content_part.done", part=item["content"][0], **position)
         yield self._event("response.output_item.done", item=item, output_index=len(self._output))
         self._output.append(item)
         self._open = self._text = ""
@@ -241,7 +241,7 @@ def _format_response(reply: ChatReply, output: list[dict[str, Any]]) -> dict[str
         "total_tokens": prompt + sampled,
     }
     if reply.request.logprobs:
-        for item in [each for each in output if each["type"] == "message"][:1]:
+        for item in [item for item in output if item["type"] == "message"][:1]:
             item["content"][0]["logprobs"] = format_logprobs(reply.completion, reply.template)
     if reply.request.token_ids:
         out["token_ids"] = [int(token) for token in reply.completion.token_ids]

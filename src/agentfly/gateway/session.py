@@ -94,7 +94,7 @@ class GatewaySession:
         settings: ChainSettings,
         *,
         name: str = "",
-        place: tuple[int, int] = (0, 0),
+        position: tuple[int, int] = (0, 0),
         attempt: int = 0,
         record: bool = True,
         client_sampling: bool = False,
@@ -105,7 +105,7 @@ class GatewaySession:
             templates: Templates by tools.
             settings: Limits and sampling of the chain.
             name: Name of the chain, for the backend's prefix cache.
-            place: Group and chain in a run.
+            position: Group and chain in a run.
             attempt: Index of the attempt at the task.
             record: Whether turns are recorded; otherwise every request is rendered as a whole and limits count nothing.
             client_sampling: Whether requests decide temperature and filters; otherwise `settings` does, and requests
@@ -122,7 +122,7 @@ class GatewaySession:
         self.last_message = Message("assistant")
         self.last_used = time.monotonic()
         self.templates = templates
-        self._group, self._chain = place
+        self._group, self._chain = position
         self._attempt = attempt
         self._client_sampling = client_sampling
         self._num_sampled = 0

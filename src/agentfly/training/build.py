@@ -33,7 +33,7 @@ _LOG = logging.getLogger(__name__)
 def build_learner_and_agent(
     plan: TrainPlan, undo: ExitStack, *, sharded: bool
 ) -> tuple[Learner, BaseAgent, MemoryPlan]:
-    """Load the model once; the learner trains it, and the embedded backend samples from it.
+    """Load the model once; the learner trains it, and the embedded engine samples from it.
 
     Asynchronous and distributed training sample from a copy: an update would change shared weights in the middle of a
     forward pass. The memory plan is checked before the model is loaded, and when the update has been measured.

@@ -33,7 +33,7 @@ from torch import Tensor
 from agentfly.algorithms.base import SegmentArrays
 from agentfly.backends import open_backend
 from agentfly.backends.base import CLOSED, Backend, Request
-from agentfly.backends.engine import TransformersBackend
+from agentfly.backends.engine import EngineBackend
 from agentfly.backends.fleet import FleetBackend
 from agentfly.errors import AgentFlyError, BackendFault, ConfigError, describe
 from agentfly.templates.template import Template
@@ -69,7 +69,7 @@ class ShardedLearner(LocalLearner):
         if settings.get("train_tower"):
             raise ConfigError(SHARDED_TOWER)
         self.ranks = ranks
-        self._engine: TransformersBackend | None = None
+        self._engine: EngineBackend | None = None
         super().__init__(model, **settings)
         # Weights without data: its class and configuration are those of the checkpoint.
         self.model = model.to("meta")
@@ -139,15 +139,15 @@ class ShardedLearner(LocalLearner):
     gather_weight = _on_all_ranks(_gather_weight)
 
     def open_engines(self, settings: Mapping[str, Any]) -> RankFleet:
-        """Open an embedded engine on every rank, as one backend of rank 0. settings: those of TransformersBackend."""
+        """Open an embedded engine on every rank, as one backend of rank 0. settings: those of EngineBackend."""
         return RankFleet(self.open_engine(settings), self.ranks, self.update_engine)
 
     @_on_all_ranks
-    def open_engine(self, settings: Mapping[str, Any]) -> TransformersBackend:
+    def open_engine(self, settings: Mapping[str, Any]) -> EngineBackend:
         """Open this rank's engine; those of ranks other than 0 answer rank 0's requests."""
         with self.ranks.raise_together():
             engine = open_backend("transformers", **settings)
-        assert isinstance(engine, TransformersBackend)
+        assert isinstance(engine, EngineBackend)
         self._engine = engine
         if not self.ranks.leads:
             RankEngineServer(self.ranks, engine)
@@ -206,7 +206,7 @@ class _GatheredWeights:
 class RankFleet(FleetBackend):
     """The engines of all ranks, on rank 0."""
 
-    def __init__(self, own: TransformersBackend, ranks: Ranks, update: Callable[[int], None]) -> None:
+    def __init__(self, own: EngineBackend, ranks: Ranks, update: Callable[[int], None]) -> None:
         """`own`: rank 0's engine; the others have the same settings. update: gives all engines weights of a version."""
         super().__init__([own, *(RemoteEngine(ranks, rank, own) for rank in range(1, ranks.size))])
         self._update = update
@@ -223,7 +223,7 @@ class RankFleet(FleetBackend):
 class RemoteEngine(Backend):
     """The engine of another rank, seen from rank 0. It reports tokens when a turn is complete."""
 
-    def __init__(self, ranks: Ranks, rank: int, like: TransformersBackend) -> None:
+    def __init__(self, ranks: Ranks, rank: int, like: EngineBackend) -> None:
         """`like`: rank 0's own engine, which has the same settings."""
         self._like = like
         self.context_length = like.context_length

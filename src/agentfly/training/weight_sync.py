@@ -16,7 +16,7 @@ import torch
 
 from agentfly.algorithms.base import SegmentArrays
 from agentfly.backends.base import Backend, PromptFormat, Request
-from agentfly.backends.engine import TransformersBackend
+from agentfly.backends.engine import EngineBackend
 from agentfly.backends.fleet import FleetBackend
 from agentfly.errors import WeightSyncError
 from agentfly.segment import Floats
@@ -35,7 +35,7 @@ async def sync_weights(learner: Learner, backend: Backend, version: int, canary:
 
 def weights_for(learner: Learner, backend: Backend) -> Iterable[tuple[str, torch.Tensor]]:
     """The weights to send: none if the backend shares them, adapters if it has them, else all that change, merged."""
-    if not isinstance(backend, TransformersBackend):
+    if not isinstance(backend, EngineBackend):
         return learner.weights(merged=True)
     theirs = backend.weights
     shared = {id(each) for each in theirs.values()}
@@ -73,7 +73,7 @@ class Canary:
         self._prompts = [[draw.randrange(vocab) for _ in range(length)] for _ in range(count)]
         if tolerance is None:
             engine = members[0]
-            dtype = next(iter(engine.weights.values())).dtype if isinstance(engine, TransformersBackend) else None
+            dtype = next(iter(engine.weights.values())).dtype if isinstance(engine, EngineBackend) else None
             tolerance = 1e-3 if dtype == torch.float32 and not learner.low_precision else 0.1
         self.tolerance = tolerance
         """Accepted mean difference of log-probabilities, in nats per token; see `check`."""

@@ -14,7 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the embedded engine needs torch: pip install 'agentfly-rl[train]'")
 
-from agentfly.backends.engine import TransformersBackend, packed_linear  # noqa: E402
+from agentfly.backends.engine import EngineBackend, packed_linear  # noqa: E402
 from agentfly.backends.engine.model_runner import ModelRunner, compile_layers  # noqa: E402
 from agentfly.errors import BackendFault, ConfigError, NonFiniteError  # noqa: E402
 from agentfly.types import FinishReason  # noqa: E402
@@ -40,13 +40,13 @@ def model() -> Any:
 
 
 @pytest.fixture
-async def backend(model: Any) -> AsyncIterator[TransformersBackend]:
+async def backend(model: Any) -> AsyncIterator[EngineBackend]:
     backend = backend_of(model)
     yield backend
     await backend.close()
 
 
-async def test_output_equals_continuous_batching_of_transformers(model: Any, backend: TransformersBackend) -> None:
+async def test_output_equals_continuous_batching_of_transformers(model: Any, backend: EngineBackend) -> None:
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
     rows = prompts([4, 33, 17, 60, 9], seed=2)
@@ -64,16 +64,14 @@ async def test_output_equals_continuous_batching_of_transformers(model: Any, bac
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
-async def test_logprobs_are_of_the_sampled_distribution(
-    model: Any, backend: TransformersBackend, temperature: float
-) -> None:
+async def test_logprobs_are_of_the_sampled_distribution(model: Any, backend: EngineBackend, temperature: float) -> None:
     requests = [asked(row, temperature=temperature, seed=at) for at, row in enumerate(prompts([4, 30, 17]))]
     for request, got in zip(requests, await asyncio.gather(*map(backend.generate, requests)), strict=True):
         expected = scored(model, request, got, temperature)
         torch.testing.assert_close(torch.tensor(got.logprobs), expected, atol=1e-4, rtol=0)
 
 
-async def test_seeded_tokens_do_not_depend_on_the_batch(backend: TransformersBackend) -> None:
+async def test_seeded_tokens_do_not_depend_on_the_batch(backend: EngineBackend) -> None:
     rows = prompts([9, 25, 40, 6, 13, 28], seed=3)
     alone = [await backend.generate(asked(row, 20, seed=7)) for row in rows]
     together = await asyncio.gather(*(backend.generate(asked(row, 20, seed=7)) for row in reversed(rows)))
@@ -82,7 +80,7 @@ async def test_seeded_tokens_do_not_depend_on_the_batch(backend: TransformersBac
     assert other.token_ids != alone[0].token_ids
 
 
-async def test_token_frequencies_match_their_probabilities(model: Any, backend: TransformersBackend) -> None:
+async def test_token_frequencies_match_their_probabilities(model: Any, backend: EngineBackend) -> None:
     row = prompts([8])[0]
     draws = await asyncio.gather(*(backend.generate(asked(row, 1, seed=at, temperature=0.3)) for at in range(2000)))
     counts = torch.bincount(torch.tensor([each.token_ids[0] for each in draws]), minlength=VOCABULARY) / 2000
@@ -93,7 +91,7 @@ async def test_token_frequencies_match_their_probabilities(model: Any, backend: 
 
 @pytest.mark.parametrize("rest", [{"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.4}, {"top_k": 20, "top_p": 0.9}])
 async def test_sampling_filters_equal_those_of_transformers(
-    model: Any, backend: TransformersBackend, rest: dict[str, Any]
+    model: Any, backend: EngineBackend, rest: dict[str, Any]
 ) -> None:
     row = prompts([8])[0]
     wanted = filtered(model, row, 0.5, **rest)
@@ -104,7 +102,7 @@ async def test_sampling_filters_equal_those_of_transformers(
         assert each.logprobs[0] == pytest.approx(wanted[each.token_ids[0]].item(), abs=1e-4)
 
 
-async def test_repetition_penalty_equals_that_of_transformers(model: Any, backend: TransformersBackend) -> None:
+async def test_repetition_penalty_equals_that_of_transformers(model: Any, backend: EngineBackend) -> None:
     row = prompts([10])[0]
     got = await backend.generate(asked(row, 12, temperature=0, repetition_penalty=1.5))
     with torch.inference_mode():
@@ -119,7 +117,7 @@ async def test_repetition_penalty_equals_that_of_transformers(model: Any, backen
 # ── stop conditions ──
 
 
-async def test_stop_token_ends_the_turn_and_is_kept(model: Any, backend: TransformersBackend) -> None:
+async def test_stop_token_ends_the_turn_and_is_kept(model: Any, backend: EngineBackend) -> None:
     row = prompts([12])[0]
     free = greedy(model, row, 12)
     stop = free[5]
@@ -129,19 +127,19 @@ async def test_stop_token_ends_the_turn_and_is_kept(model: Any, backend: Transfo
     assert (await backend.generate(asked(row, 3, temperature=0))).finish is FinishReason.LENGTH
 
 
-async def test_prompt_that_fills_the_context_is_rejected(backend: TransformersBackend) -> None:
+async def test_prompt_that_fills_the_context_is_rejected(backend: EngineBackend) -> None:
     with pytest.raises(BackendFault, match="the prompt has 512 tokens, the context 512: no room left"):
         await backend.generate(asked([5] * 512))
     with pytest.raises(BackendFault, match="empty prompt"):
         await backend.generate(asked([]))
 
 
-async def test_turn_without_limit_fills_the_context(backend: TransformersBackend) -> None:
+async def test_turn_without_limit_fills_the_context(backend: EngineBackend) -> None:
     got = await backend.generate(asked([5] * 500, None, seed=1))  # type: ignore[arg-type]
     assert (len(got.token_ids), got.finish) == (12, FinishReason.LENGTH)
 
 
-async def test_cancelled_request_leaves_the_batch(backend: TransformersBackend) -> None:
+async def test_cancelled_request_leaves_the_batch(backend: EngineBackend) -> None:
     begun = asyncio.Event()
     request = asked([7] * 20, 400, seed=1, on_tokens=lambda _: begun.set())
     long = asyncio.create_task(backend.generate(request))
@@ -153,7 +151,7 @@ async def test_cancelled_request_leaves_the_batch(backend: TransformersBackend) 
     assert not backend._engine._scheduler.running
 
 
-async def test_tokens_are_streamed(backend: TransformersBackend) -> None:
+async def test_tokens_are_streamed(backend: EngineBackend) -> None:
     seen: list[int] = []
     got = await backend.generate(asked([7] * 20, 10, seed=1, on_tokens=seen.extend))
     assert seen == list(got.token_ids)
@@ -185,7 +183,7 @@ async def test_chains_of_a_group_compute_their_prompt_once(model: Any) -> None:
     await backend.close()
 
 
-def count_tokens(backend: TransformersBackend) -> tuple[TransformersBackend, list[int]]:
+def count_tokens(backend: EngineBackend) -> tuple[EngineBackend, list[int]]:
     """Record the number of tokens that the model computes in each step."""
     seen: list[int] = []
     launch = backend._runner.launch
@@ -213,7 +211,7 @@ async def test_small_cache_gives_the_same_output(model: Any) -> None:
 # ── weights ──
 
 
-async def test_weights_are_shared_with_the_given_model(model: Any, backend: TransformersBackend) -> None:
+async def test_weights_are_shared_with_the_given_model(model: Any, backend: EngineBackend) -> None:
     theirs = {each.data_ptr() for each in backend._runner.model.parameters()}
     assert theirs == {each.data_ptr() for each in model.parameters()}
     assert model.config._attn_implementation != backend._runner.model.config._attn_implementation
@@ -260,7 +258,7 @@ async def test_weights_are_not_packed_if_memory_is_short(monkeypatch: pytest.Mon
     await backend.close()
 
 
-async def test_weights_of_wrong_name_or_shape_are_rejected(backend: TransformersBackend) -> None:
+async def test_weights_of_wrong_name_or_shape_are_rejected(backend: EngineBackend) -> None:
     with pytest.raises(ConfigError, match="the model has no weight 'nonsense'"):
         await backend.update_weights([("nonsense", torch.zeros(1))], 1)
     with pytest.raises(ConfigError, match="has the shape"):
@@ -371,7 +369,7 @@ async def test_nan_raises_and_names_the_layer() -> None:
     await backend.close()
 
 
-async def test_stop_strings_end_a_turn_and_keep_all_sampled_tokens(backend: TransformersBackend) -> None:
+async def test_stop_strings_end_a_turn_and_keep_all_sampled_tokens(backend: EngineBackend) -> None:
     row = prompts([12])[0]
     free = list((await backend.generate(asked(row, 12, seed=3))).token_ids)
     backend._decode = lambda ids: "".join(f"<{each}>" for each in ids)  # type: ignore[method-assign,assignment]

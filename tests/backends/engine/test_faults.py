@@ -12,25 +12,25 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the embedded engine needs torch: pip install 'agentfly-rl[train]'")
 
-from agentfly.backends.engine import TransformersBackend  # noqa: E402
+from agentfly.backends.engine import EngineBackend  # noqa: E402
 from agentfly.errors import BackendFault, ConfigError, NonFiniteError  # noqa: E402
 from agentfly.types import FinishReason  # noqa: E402
 from tests.backends.engine.tiny import VOCABULARY, asked, backend_of, model_of, scored  # noqa: E402
 
 
 @pytest.fixture
-async def backend() -> AsyncIterator[TransformersBackend]:
+async def backend() -> AsyncIterator[EngineBackend]:
     backend = backend_of(model_of())
     yield backend
     await backend.close()
 
 
-def empty(backend: TransformersBackend) -> bool:
+def empty(backend: EngineBackend) -> bool:
     engine = backend._engine
     return engine._scheduler.idle and not engine._pending and not engine._updates
 
 
-async def start_turns(backend: TransformersBackend, count: int = 1, length: int = 400) -> list[asyncio.Task[Any]]:
+async def start_turns(backend: EngineBackend, count: int = 1, length: int = 400) -> list[asyncio.Task[Any]]:
     """Start turns and wait until each has sampled a token."""
     begun = [asyncio.Event() for _ in range(count)]
     tasks = [
@@ -55,13 +55,13 @@ async def start_turns(backend: TransformersBackend, count: int = 1, length: int 
         (["a"], "sequence of token ids, not of str"),
     ],
 )
-async def test_prompt_with_invalid_token_ids_is_rejected(backend: TransformersBackend, prompt: Any, said: str) -> None:
+async def test_prompt_with_invalid_token_ids_is_rejected(backend: EngineBackend, prompt: Any, said: str) -> None:
     with pytest.raises(BackendFault, match=said):
         await backend.generate(asked(prompt))
 
 
 @pytest.mark.parametrize("rest", [{"temperature": 1e-30}, {"repetition_penalty": 1e-30}, {"stop": ("x",)}])
-async def test_invalid_sampling_is_rejected_before_it_joins_the_batch(backend: TransformersBackend, rest: Any) -> None:
+async def test_invalid_sampling_is_rejected_before_it_joins_the_batch(backend: EngineBackend, rest: Any) -> None:
     others = await start_turns(backend, 2, 60)
     with pytest.raises(ConfigError):
         await backend.generate(asked([5] * 10, **rest))
@@ -69,14 +69,14 @@ async def test_invalid_sampling_is_rejected_before_it_joins_the_batch(backend: T
 
 
 async def test_longest_prompt_gets_one_token_and_max_tokens_is_capped_by_the_context(
-    backend: TransformersBackend,
+    backend: EngineBackend,
 ) -> None:
     assert len((await backend.generate(asked([5] * 511, 100))).token_ids) == 1
     assert len((await backend.generate(asked([5] * 500, 10_000))).token_ids) == 12
     assert len((await backend.generate(asked([5] * 9, 3.0))).token_ids) == 3  # type: ignore[arg-type]
 
 
-async def test_stop_string_that_never_occurs_changes_nothing(backend: TransformersBackend) -> None:
+async def test_stop_string_that_never_occurs_changes_nothing(backend: EngineBackend) -> None:
     free = await backend.generate(asked([5] * 20, 30, seed=1))
     backend._decode = lambda ids: "x" * len(ids)  # type: ignore[method-assign,assignment]
     got = await backend.generate(asked([5] * 20, 30, seed=1, stop=("y" * 50,)))
@@ -84,7 +84,7 @@ async def test_stop_string_that_never_occurs_changes_nothing(backend: Transforme
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), StopIteration(), asyncio.CancelledError()])
-async def test_exception_in_on_tokens_ends_only_its_turn(backend: TransformersBackend, error: Any) -> None:
+async def test_exception_in_on_tokens_ends_only_its_turn(backend: EngineBackend, error: Any) -> None:
     def watch(_: Any) -> None:
         raise error
 
@@ -97,7 +97,7 @@ async def test_exception_in_on_tokens_ends_only_its_turn(backend: TransformersBa
     assert empty(backend)
 
 
-async def test_many_cancellations_leave_the_engine_empty(backend: TransformersBackend) -> None:
+async def test_many_cancellations_leave_the_engine_empty(backend: EngineBackend) -> None:
     for pause in (0.0, 0.001, 0.02):
         tasks = [asyncio.create_task(backend.generate(asked([5] * (10 + at), 200))) for at in range(60)]
         await asyncio.sleep(pause)
@@ -138,7 +138,7 @@ def test_several_event_loops_share_an_engine() -> None:
 # ── weights ──
 
 
-async def test_updates_of_an_idle_engine_and_concurrent_updates(backend: TransformersBackend) -> None:
+async def test_updates_of_an_idle_engine_and_concurrent_updates(backend: EngineBackend) -> None:
     await asyncio.gather(*(backend.update_weights((), version) for version in range(1, 6)))
     assert backend.weight_version == 5
 
@@ -163,7 +163,7 @@ async def test_unreadable_weights_change_nothing(weights: Any, then: str) -> Non
     await backend.close()
 
 
-async def test_partially_loaded_weights_are_never_sampled_from(backend: TransformersBackend) -> None:
+async def test_partially_loaded_weights_are_never_sampled_from(backend: EngineBackend) -> None:
     (turn,) = await start_turns(backend)
     broken = torch.empty(VOCABULARY, 64, device="meta")  # has a shape and nothing to copy
     with pytest.raises(BackendFault, match="the weights of version 1 came in part"):
@@ -216,7 +216,7 @@ async def test_close_fails_pending_updates() -> None:
 # ── the engine ──
 
 
-async def test_dead_engine_thread_fails_all_requests(backend: TransformersBackend) -> None:
+async def test_dead_engine_thread_fails_all_requests(backend: EngineBackend) -> None:
     turns = await start_turns(backend, 3)
 
     def break_down() -> Any:
@@ -245,7 +245,7 @@ async def test_failed_step_does_not_affect_waiting_turns() -> None:
     await backend.close()
 
 
-async def test_weight_update_repairs_a_model_with_nan_weights(backend: TransformersBackend) -> None:
+async def test_weight_update_repairs_a_model_with_nan_weights(backend: EngineBackend) -> None:
     good = backend._runner.model.lm_head.weight.clone()
     await backend.update_weights([("lm_head.weight", good * float("nan"))], 1)
     for _ in range(5):
@@ -267,7 +267,7 @@ async def test_garbage_collected_backend_ends_its_thread() -> None:
     assert not thread.is_alive()
 
 
-async def test_engine_raises_in_a_forked_process(backend: TransformersBackend) -> None:
+async def test_engine_raises_in_a_forked_process(backend: EngineBackend) -> None:
     await backend.generate(asked([5] * 10, 3))
     child = os.fork()
     if not child:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from agentfly.backends.base import Request
-from agentfly.backends.engine import TransformersBackend
+from agentfly.backends.engine import EngineBackend
 from agentfly.backends.engine import vision as engine_vision
 from agentfly.backends.engine.loading import load_model
 from agentfly.errors import BackendFault, ConfigError
@@ -39,14 +39,14 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return build_vision_model(family, tmp_path_factory.mktemp(family))
 
 
-def open_parts(folder: Path, **settings: Any) -> tuple[TransformersBackend, Template]:
+def open_parts(folder: Path, **settings: Any) -> tuple[EngineBackend, Template]:
     template = open_template(folder)
-    backend = TransformersBackend(str(folder), **{"dtype": "float32", "kv_memory": 32 << 20, **settings})
+    backend = EngineBackend(str(folder), **{"dtype": "float32", "kv_memory": 32 << 20, **settings})
     backend.attach(template)
     return backend, template
 
 
-async def sample_chains(backend: TransformersBackend, template: Template) -> list[Segment]:
+async def sample_chains(backend: EngineBackend, template: Template) -> list[Segment]:
     return list(await asyncio.gather(*(sample_chain(backend, template, number) for number in range(5))))
 
 
@@ -144,7 +144,7 @@ async def test_wrong_image_requests_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(BackendFault, match="image tokens"):
         await backend.generate(Request(prompt, Sampling(max_tokens=2), images=(picture(56, 56),), image_positions=[3]))
     await backend.close()
-    blind = TransformersBackend(backend.model, kv_memory=1 << 22)  # without a name, its processor is unknown
+    blind = EngineBackend(backend.model, kv_memory=1 << 22)  # without a name, its processor is unknown
     assert not blind.supports_images
     with pytest.raises(ConfigError, match="takes no images"):
         await blind.generate(Request(prompt, Sampling(max_tokens=2), images=(picture(56, 56),)))

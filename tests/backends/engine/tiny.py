@@ -13,7 +13,7 @@ from transformers import (
 )
 
 from agentfly.backends.base import Request
-from agentfly.backends.engine import TransformersBackend
+from agentfly.backends.engine import EngineBackend
 from agentfly.types import Completion, Sampling
 
 VOCABULARY = 300
@@ -34,8 +34,8 @@ def model_of(seed: int = 0, config: LlamaConfig = CONFIG) -> Any:
     return model
 
 
-def backend_of(model: Any, **settings: Any) -> TransformersBackend:
-    return TransformersBackend(model, **{"kv_memory": 1 << 22, **settings})
+def backend_of(model: Any, **settings: Any) -> EngineBackend:
+    return EngineBackend(model, **{"kv_memory": 1 << 22, **settings})
 
 
 def asked(prompt: list[int], max_tokens: int = 12, stop_ids: frozenset[int] = frozenset(), **rest: Any) -> Request:

@@ -37,7 +37,7 @@ CACHE_ATTEMPTS = 3
 """How often a cache without a given size is allocated, each time from what is free."""
 
 
-class TransformersBackend(Backend):
+class EngineBackend(Backend):
     """A Hugging Face causal language model with continuous batching."""
 
     def __init__(
