@@ -27,8 +27,8 @@ class _Commands(TyperGroup):
     it runs: for the list of commands, its module docstring is read."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        own = super().list_commands(ctx)
-        return [*own, *(name for name in _list_names() if name not in own)]
+        names = super().list_commands(ctx)
+        return [*names, *(name for name in _list_names() if name not in names)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         command = super().get_command(ctx, cmd_name)
@@ -65,7 +65,7 @@ class _Subcommands(TyperGroup):
 
 
 def _list_names() -> list[str]:
-    return list(dict.fromkeys(each.name for each in plugins.list_plugins(plugins.COMMANDS)))
+    return list(dict.fromkeys(plugin.name for plugin in plugins.list_plugins(plugins.COMMANDS)))
 
 
 def _summarize(command: str) -> str:
@@ -92,10 +92,10 @@ class _TrainCommand(TyperCommand):
         if _HELP_FIELDS in args:
             from agentfly.cli.fields import print_fields
 
-            names = [each for each in args[args.index(_HELP_FIELDS) + 1 :] if not each.startswith("-")]
+            names = [argument for argument in args[args.index(_HELP_FIELDS) + 1 :] if not argument.startswith("-")]
             print_fields(names[0] if names else None)
             ctx.exit()
-        options = {name for each in self.get_params(ctx) for name in each.opts}
+        options = {name for parameter in self.get_params(ctx) for name in parameter.opts}
         for argument, following in pairwise([*args, "VALUE"]):
             option, _, value = argument.partition("=")
             if option.startswith("--") and option not in options:
@@ -160,7 +160,7 @@ def train(
     """Train an agent from a recipe, or resume a run."""
     if resume is not None:
         changes = [*([] if recipe is None else [recipe]), *(changes or [])]
-        if run is not None or on is not None or warm_start or any("=" not in each for each in changes):
+        if run is not None or on is not None or warm_start or any("=" not in change for change in changes):
             raise ConfigError(
                 "a run is resumed as it was started: --resume takes no recipe, no --run, no --on and no --warm-start, "
                 "only changes such as steps=200"
@@ -173,10 +173,10 @@ def train(
         raise ConfigError("--from-step needs --resume")
     if recipe is None:
         raise ConfigError("give a recipe, or --resume with a run directory")
-    found = recipes.find_recipe(recipe)  # before the imports: a wrong name gets its error at once
+    selected = recipes.find_recipe(recipe)  # before the imports: a wrong name gets its error at once
     import agentfly.cli.train as training
 
-    training.train_recipe(found, changes or [], run, on, warm_start=warm_start)
+    training.train_recipe(selected, changes or [], run, on, warm_start=warm_start)
 
 
 @app.command(cls=_TrainCommand)

@@ -41,13 +41,13 @@ def doctor(
             raise ConfigError("with a recipe, doctor checks everything here: leave out --memory, --device-gib and --on")
         from agentfly.cli.recipes import find_recipe
 
-        found = find_recipe(recipe)
+        selected = find_recipe(recipe)
         from agentfly.cli.preflight import run_preflight
         from agentfly.training.config import parse_overrides, validate_overrides
 
         overrides = parse_overrides(changes or [])
         validate_overrides(overrides)
-        raise typer.Exit(0 if run_preflight(found, overrides) else 1)
+        raise typer.Exit(0 if run_preflight(selected, overrides) else 1)
     if on is not None and (memory is not None or device_gib is not None):
         raise ConfigError("--on has a check of its own: leave out --memory and --device-gib")
     if memory is not None:
@@ -90,8 +90,8 @@ def _check_system(name: str, changes: list[str]) -> None:
 
     plugin = plugins.find_plugin(plugins.CHECKS, name)
     if plugin is None:
-        known = ", ".join(each.name for each in plugins.list_plugins(plugins.CHECKS))
-        raise ConfigError(f"--on {name}: no check is registered for this system; there is {known or 'none'}")
+        names = ", ".join(plugin.name for plugin in plugins.list_plugins(plugins.CHECKS))
+        raise ConfigError(f"--on {name}: no check is registered for this system; there is {names or 'none'}")
     console = Console()
     works = True
     for what, ok, finding in plugin.load()(parse_overrides(changes)):

@@ -88,7 +88,7 @@ def check_command(
         seconds=seconds,
         on_result=print_result,
     )
-    passed = sum(each.status is PropertyStatus.PASS for each in report.results)
+    passed = sum(result.status is PropertyStatus.PASS for result in report.results)
     failed = f", {len(report.failures)} do not" if report.failures else ""
     print_text(console, f"{env_class.__name__}: {passed} properties hold{failed}", "bold")
     raise typer.Exit(0 if report.ok else 1)

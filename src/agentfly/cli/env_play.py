@@ -184,7 +184,7 @@ def _entries(console: Console) -> Iterator[tuple[str, str | None]]:
         if not line.rstrip().endswith("<<"):
             yield line.strip(), None
         else:
-            block = itertools.takewhile(lambda each: each.strip() != ">>", lines)
+            block = itertools.takewhile(lambda text: text.strip() != ">>", lines)
             yield line.rstrip().removesuffix("<<").strip(), "\n".join(block)
 
 
@@ -193,30 +193,30 @@ def parse_call(line: str, toolbox: Toolbox, block: str | None = None) -> ToolCal
     match = _NAME.match(line)
     assert match is not None
     name = match[1]
-    rest = line[match.end() :]
+    arguments_text = line[match.end() :]
     tool = toolbox.find(ToolCall(name))
     if not isinstance(tool, Tool):
         return ToolCall(name)
-    if block is None and rest.startswith("("):
+    if block is None and arguments_text.startswith("("):
         calls = parse_python_calls(line)
         return calls[0] if len(calls) == 1 else ToolCall(name, problem="write one call per line")
     parameters: Mapping[str, Any] = tool.arguments.schema["properties"]
-    rest = rest.strip()
+    arguments_text = arguments_text.strip()
     is_text = {
-        parameter: any(each.get("type") == "string" for each in (spec, *spec.get("anyOf", ())))
+        parameter: any(option.get("type") == "string" for option in (spec, *spec.get("anyOf", ())))
         for parameter, spec in parameters.items()
     }
-    if block is None and rest.startswith("{"):
-        call = ToolCall.of({"name": name, "arguments": rest})
+    if block is None and arguments_text.startswith("{"):
+        call = ToolCall.of({"name": name, "arguments": arguments_text})
         is_single_text = list(is_text.values()) == [True]
         if not is_single_text or (call.arguments and set(call.arguments) <= set(parameters)):
             return call
 
     # Words are positional arguments; the last parameter takes the rest of the line, the block is one more argument.
     names = list(parameters) or ["arguments"]  # unknown: the tool answers that it takes none
-    values = rest.split(maxsplit=max(len(names) - 1 - (block is not None), 0))
+    values = arguments_text.split(maxsplit=max(len(names) - 1 - (block is not None), 0))
     if block is not None:
-        values = [f"{rest}\n{block}" if rest else block] if len(names) == 1 else [*values, block]
+        values = [f"{arguments_text}\n{block}" if arguments_text else block] if len(names) == 1 else [*values, block]
     arguments: dict[str, Any] = {}
     for parameter, text in zip(names, values, strict=False):
         arguments[parameter] = text
@@ -258,13 +258,13 @@ def _handle(console: Console, background: _BackgroundLoop, session: PlaySession,
 
 def _print_content(console: Console, content: Content, mark: str = "", style: str = "") -> None:
     """Print text as the model would see it; images are shown as half blocks, and written to files."""
-    for part in (content,) if isinstance(content, str) else content:
-        if isinstance(part, str):
-            print_text(console, mark + part, style)
+    for piece in (content,) if isinstance(content, str) else content:
+        if isinstance(piece, str):
+            print_text(console, mark + piece, style)
             mark = ""
             continue
-        print_image(console, part)
-        header, comma, data = part.url.partition(";base64,")
+        print_image(console, piece)
+        header, comma, data = piece.url.partition(";base64,")
         if comma:
             suffix = "".join(filter(str.isalnum, header.rpartition("/")[2]))[:8]
             with tempfile.NamedTemporaryFile(prefix="agentfly-", suffix=f".{suffix}", delete=False) as file:

@@ -36,7 +36,7 @@ class EvalOptions:
     """File for finished chains, as JSON lines; or a folder, which also gets the results."""
 
 
-def run_evaluation(run: AgentRun, asked: EvalOptions, *, as_json: bool = False) -> Evaluation:
+def run_evaluation(run: AgentRun, options: EvalOptions, *, as_json: bool = False) -> Evaluation:
     """Evaluate with progress on standard error, and print the results."""
     progress = Console(stderr=True)
     model = run.agent.backend_model
@@ -44,45 +44,45 @@ def run_evaluation(run: AgentRun, asked: EvalOptions, *, as_json: bool = False) 
         progress if as_json else Console(),
         f"evaluating {model} on {len(run.tasks)} tasks: {run.settings.describe_limits()}",
     )
-    log, summary = _output_paths(asked.out)
+    log, summary = _output_paths(options.out)
     if log is not None and log.exists():
         print_text(progress, f"resuming {log}")
-    chains = len(run.tasks) * (run.options.get("num_chains", 1) + asked.greedy)
+    chains = len(run.tasks) * (run.options.get("num_chains", 1) + options.greedy)
     steps = ProgressSteps(progress, "chains", chains)
     try:
-        found = asyncio.run(_evaluate(run, asked, log, steps))
+        evaluation = asyncio.run(_evaluate(run, options, log, steps))
     except KeyboardInterrupt:
         kept = "nothing is kept: --out FOLDER stores finished chains"
         if log is not None:
             kept = f"finished chains are in {log}, and the same command resumes"
         print_text(progress, f"stopped after {steps.done} of {chains} chains of {len(run.tasks)} tasks; {kept}")
         raise SystemExit(130) from None
-    figures = {"model": model, **found.to_json()}
+    figures = {"model": model, **evaluation.to_json()}
     if as_json:
         sys.stdout.write(json.dumps(figures, ensure_ascii=False) + "\n")
     else:
-        Console().print(found)
-        for failure, count in list(found.failures.items())[:5]:
+        Console().print(evaluation)
+        for failure, count in list(evaluation.failures.items())[:5]:
             print_text(Console(), f"{count} × {failure}", "red")
     if summary is not None:
         text = json.dumps(figures, indent=1, ensure_ascii=False)
         write_atomic(summary, text.encode("utf-8", "backslashreplace"))
-    return found
+    return evaluation
 
 
-def validate_flags(asked: EvalOptions, sampling: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+def validate_flags(options: EvalOptions, sampling: Mapping[str, Any], run_options: Mapping[str, Any]) -> None:
     """Validate the flags before the recipe is loaded; None stands for an unset flag."""
-    chains = options.get("num_chains")
-    validate_counts(1 if chains is None else chains, options.get("max_concurrent_chains"), asked.unscored)
+    chains = run_options.get("num_chains")
+    validate_counts(1 if chains is None else chains, run_options.get("max_concurrent_chains"), options.unscored)
     parse_sampling({name: value for name, value in sampling.items() if value is not None})
-    turns = options.get("max_turns")
-    parse_settings(1 if turns is None else turns, {"seed": options.get("seed")})
-    _output_paths(asked.out)
+    turns = run_options.get("max_turns")
+    parse_settings(1 if turns is None else turns, {"seed": run_options.get("seed")})
+    _output_paths(options.out)
 
 
-async def _evaluate(run: AgentRun, asked: EvalOptions, log: Path | None, steps: ProgressSteps) -> Evaluation:
-    options = dict(run.options)
-    chains = options.pop("num_chains", 1)
+async def _evaluate(run: AgentRun, options: EvalOptions, log: Path | None, steps: ProgressSteps) -> Evaluation:
+    run_options = dict(run.options)
+    chains = run_options.pop("num_chains", 1)
     rewards: list[float] = []
     try:
         with steps:
@@ -93,8 +93,8 @@ async def _evaluate(run: AgentRun, asked: EvalOptions, log: Path | None, steps: 
                 steps.advance(f"reward {sum(rewards) / len(rewards):.3f}" if rewards else "reward –")
 
             return await evaluate(
-                run.agent, list(run.tasks), chains=chains, greedy=asked.greedy, threshold=asked.threshold,
-                unscored=asked.unscored, by=asked.by, log=log, on_result=watch, **options,
+                run.agent, list(run.tasks), chains=chains, greedy=options.greedy, threshold=options.threshold,
+                unscored=options.unscored, by=options.by, log=log, on_result=watch, **run_options,
             )  # fmt: skip
     finally:
         await run.agent.close()
@@ -111,6 +111,6 @@ def _output_paths(out: Path | None) -> tuple[Path | None, Path | None]:
     return out, None
 
 
-def has_no_scores(found: Evaluation) -> bool:
+def has_no_scores(evaluation: Evaluation) -> bool:
     """Whether no chain could be scored."""
-    return found.chains == found.unscored
+    return evaluation.chains == evaluation.unscored

@@ -52,11 +52,11 @@ class Field:
 
 def list_fields() -> dict[str, list[Field]]:
     """All fields by section; a section is `TrainConfig`, one of its groups, an algorithm or a backend."""
-    own = [each for each in _read_class("training/config", "TrainConfig") if each.name not in _RECORDS]
-    sections = {"TrainConfig": own}
+    top_level = [field for field in _read_class("training/config", "TrainConfig") if field.name not in _RECORDS]
+    sections = {"TrainConfig": top_level}
     for name, source in _RECORDS.items():
         inner = _read_class(*source, prefix=f"{name}.")
-        sections[name] = [each for each in inner if each.name not in _SET_ELSEWHERE]
+        sections[name] = [field for field in inner if field.name not in _SET_ELSEWHERE]
     for name, (module, cls) in _ALGORITHMS.items():
         sections[f"algorithm={name}"] = list(_read_class(f"algorithms/{module}", cls, prefix="algorithm."))
     for name, (module, cls) in _BACKENDS.items():
@@ -67,7 +67,7 @@ def list_fields() -> dict[str, list[Field]]:
 def find_fields(name: str) -> dict[str, list[Field]]:
     """The fields of this name, group or section, else those that contain it. Raises ConfigError with close names."""
     sections = list_fields()
-    known = [each.name for fields in sections.values() for each in fields]
+    names = [field.name for fields in sections.values() for field in fields]
     if name in sections:
         return {name: sections[name]}
     for fits in (
@@ -75,14 +75,16 @@ def find_fields(name: str) -> dict[str, list[Field]]:
         lambda field: field.rpartition(".")[2] == name,
         lambda field: name in field,
     ):
-        found = {title: [each for each in fields if fits(each.name)] for title, fields in sections.items()}
-        if any(found.values()):
-            return {title: fields for title, fields in found.items() if fields}
+        matches = {title: [field for field in fields if fits(field.name)] for title, fields in sections.items()}
+        if any(matches.values()):
+            return {title: fields for title, fields in matches.items() if fields}
     from agentfly.training.config import find_field
 
     if (meant := find_field(name)) is not None:
         return find_fields(meant)
-    close = difflib.get_close_matches(name, {*known, *sections, *(each.rpartition(".")[2] for each in known)}, 3)
+    close = difflib.get_close_matches(
+        name, {*names, *sections, *(full_name.rpartition(".")[2] for full_name in names)}, 3
+    )
     hint = f"close ones: {', '.join(close)}" if close else "`agentfly train --help-fields` lists all"
     raise ConfigError(f"there is no field {name!r}; {hint}")
 
@@ -91,56 +93,58 @@ def print_fields(name: str | None) -> None:
     """Print the fields of this name, or all: name, default and type, and below them the description."""
     for title, fields in (list_fields() if name is None else find_fields(name)).items():
         print(f"\n{title}")
-        for each in fields:
-            default = f"={each.default}" if each.default else ""
-            print(f"  {each.name}{default}  ({each.type})")
-            if each.text:
-                print(f"      {each.text}")
+        for field in fields:
+            default = f"={field.default}" if field.default else ""
+            print(f"  {field.name}{default}  ({field.type})")
+            if field.text:
+                print(f"      {field.text}")
 
 
 def format_markdown() -> str:
     """The reference as Markdown, one table per section."""
-    parts = []
+    lines = []
     for title, fields in list_fields().items():
         rows = ["| field | type | default | |", "|---|---|---|---|"]
-        for each in fields:
-            cells = (f"`{each.name}`", f"`{each.type}`", f"`{each.default}`" if each.default else "", each.text)
+        for field in fields:
+            cells = (f"`{field.name}`", f"`{field.type}`", f"`{field.default}`" if field.default else "", field.text)
             rows.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
-        parts.append(f"## `{title}`\n\n" + "\n".join(rows))
-    return "\n\n".join(parts)
+        lines.append(f"## `{title}`\n\n" + "\n".join(rows))
+    return "\n\n".join(lines)
 
 
 def _find_class(module: str, name: str) -> ast.ClassDef:
     tree = ast.parse((_PACKAGE / f"{module}.py").read_text(encoding="utf-8"))
-    return next(each for each in tree.body if isinstance(each, ast.ClassDef) and each.name == name)
+    return next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
 
 
 def _read_class(module: str, name: str, prefix: str = "") -> Iterator[Field]:
     """The annotated fields of a class, each with the text below it."""
     body = _find_class(module, name).body
-    for at, each in enumerate(body):
-        if not isinstance(each, ast.AnnAssign) or not isinstance(each.target, ast.Name):
+    for at, statement in enumerate(body):
+        if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
             continue
-        if "ClassVar" in ast.unparse(each.annotation):
+        if "ClassVar" in ast.unparse(statement.annotation):
             continue
         below = body[at + 1] if at + 1 < len(body) else None
         text = ""
         if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
             text = " ".join(str(below.value.value).split())
-        value = each.value
+        value = statement.value
         if isinstance(value, ast.Call) and ast.unparse(value.func) == "DefaultLimit":
             value = value.args[0]  # users write the number
         default = "" if value is None else ast.unparse(value)
         if isinstance(value, ast.Call) and ast.unparse(value.func) in ("field", "Field"):
             # The default, or a factory, whose inner fields have the defaults.
             defaults = [ast.unparse(keyword.value) for keyword in value.keywords if keyword.arg == "default"]
-            default = "".join(defaults) or {"algorithm": "'grpo'"}.get(each.target.id, "")
-        yield Field(prefix + each.target.id, ast.unparse(each.annotation), default, text)
+            default = "".join(defaults) or {"algorithm": "'grpo'"}.get(statement.target.id, "")
+        yield Field(prefix + statement.target.id, ast.unparse(statement.annotation), default, text)
 
 
 def _read_arguments(module: str, name: str) -> Iterator[Field]:
     """The arguments of a backend's constructor, described under `Args:` in its docstring."""
-    init = next(each for each in _find_class(module, name).body if getattr(each, "name", "") == "__init__")
+    init = next(
+        statement for statement in _find_class(module, name).body if getattr(statement, "name", "") == "__init__"
+    )
     assert isinstance(init, ast.FunctionDef)
     described = (ast.get_docstring(init) or "").partition("Args:")[2]
     texts = {

@@ -71,9 +71,9 @@ class ChainView:
         """The content as text, with a label for each image; the last image is shown in the panel."""
         if isinstance(content, str):
             return content
-        images = [part for part in content if isinstance(part, Image)]
+        images = [piece for piece in content if isinstance(piece, Image)]
         self.image = images[-1] if images else self.image
-        return "\n".join(part if isinstance(part, str) else describe_image(part) for part in content if part)
+        return "\n".join(piece if isinstance(piece, str) else describe_image(piece) for piece in content if piece)
 
     def _append(self, text: str, author: Author) -> Text:
         line = safe_text(text.strip() + "\n", AUTHOR_COLORS[author])
@@ -92,14 +92,14 @@ class ChainView:
         room = 2 * width * height  # wrap only the end: wrapping is slow; the cut moves in steps, not per token
         text = text[max(len(text) // room - 1, 0) * room :]
         wrapped = text.wrap(Console(width=width - 4, force_terminal=True), width - 4)
-        shown = Text("\n").join(wrapped[-height:])
+        visible_lines = Text("\n").join(wrapped[-height:])
         border = "dim" if self.ended and not self.reward else "green" if self.ended else "bright_blue"
         title = f"chain {self.name} · turn {self.turn + 1}"
-        body: RenderableType = shown
+        body: RenderableType = visible_lines
         if image is not None:
             grid = Table.grid(padding=(0, 1, 0, 0))
             grid.add_column(width=width - 4)
-            grid.add_row(shown, image)
+            grid.add_row(visible_lines, image)
             body = grid
         return Panel(body, title=title, width=outer, height=height + 2, border_style=border)
 
@@ -131,8 +131,8 @@ class LiveView:
         chain = self._chains.setdefault(event.chain_id, ChainView(event.chain_id))
         line = chain.handle(event)
         if line is not None and not self.draws_panels:
-            for part in line.split("\n"):
-                self._console.print(Text(f"{event.chain_id} ", "dim") + part, soft_wrap=True)
+            for text_line in line.split("\n"):
+                self._console.print(Text(f"{event.chain_id} ", "dim") + text_line, soft_wrap=True)
 
     def _render(self) -> RenderableType:
         chains = sorted(self._chains.values(), key=lambda chain: chain.ended)[:PANELS]

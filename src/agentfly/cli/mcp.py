@@ -47,8 +47,8 @@ def serve_command(
     from agentfly.integrations.mcp import MCPApp
 
     served = [resolve_target(name) for name in names]
-    classes = [each for each in served if inspect.isclass(each)]
-    first = next((each for each in classes if has_tasks(each)), classes[0] if classes else Environment)
+    classes = [target for target in served if inspect.isclass(target)]
+    first = next((env_class for env_class in classes if has_tasks(env_class)), classes[0] if classes else Environment)
     server = MCPApp(
         served,
         name=f"agentfly {' '.join(names)}"[:100],
@@ -83,16 +83,16 @@ def resolve_target(name: str) -> Tool | type[Environment]:
     from agentfly.cli.resolve import list_members, resolve_environment
     from agentfly.tooling import TOOLS
 
-    source, _, wanted = name.rpartition(":") if ":" in name else (name, "", "")
+    source, _, member = name.rpartition(":") if ":" in name else (name, "", "")
     if ":" not in name and not source.endswith(".py"):
-        tools = [*(each.name for each in plugins.list_plugins(plugins.TOOLS)), *general_tools.__all__]
+        tools = [*(plugin.name for plugin in plugins.list_plugins(plugins.TOOLS)), *general_tools.__all__]
         return TOOLS.find(name) if name in tools else resolve_environment(name)
-    if not wanted:
+    if not member:
         return resolve_environment(name)
-    there = list_members(source)
-    if wanted not in there:
-        raise ConfigError(f"{source} has no environment or tool {wanted!r}; it has {', '.join(there) or 'none'}")
-    return there[wanted]
+    members = list_members(source)
+    if member not in members:
+        raise ConfigError(f"{source} has no environment or tool {member!r}; it has {', '.join(members) or 'none'}")
+    return members[member]
 
 
 async def _serve_stdio(server: MCPApp) -> None:

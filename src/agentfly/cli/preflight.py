@@ -54,8 +54,8 @@ def run_preflight(recipe: Recipe, changes: Mapping[str, Any]) -> bool:
 async def _check(recipe: Recipe, changes: Mapping[str, Any], report: Report) -> None:
     from agentfly.sandbox import probe_mechanisms
 
-    working = [each.mechanism for each in await probe_mechanisms() if each.ok]
-    strong = [each for each in working if each != "unsafe"]
+    working = [probe.mechanism for probe in await probe_mechanisms() if probe.ok]
+    strong = [mechanism for mechanism in working if mechanism != "unsafe"]
     advice = "" if strong else "see `agentfly doctor`; tools that run code of the model need a sandbox"
     report("sandbox", bool(strong), f"{', '.join(working) or 'none'} work", advice)
     conflict = find_package_conflict()
@@ -95,10 +95,12 @@ async def _check(recipe: Recipe, changes: Mapping[str, Any], report: Report) -> 
     except AgentFlyError as error:
         report("template", False, str(error), "name another with template=")
         return
-    problems = [f"{each.property}: {each.detail}" for each in checked.findings if each.mark is CheckMark.BAD]
+    problems = [
+        f"{finding.property}: {finding.detail}" for finding in checked.findings if finding.mark is CheckMark.BAD
+    ]
     advice = f"`agentfly template check {config.model}` has the details; name another with template="
     report("template", checked.ok, "; ".join(problems) or f"{checked.template}: exact", "" if checked.ok else advice)
-    parser = next(each for each in checked.findings if each.property == "parser")
+    parser = next(finding for finding in checked.findings if finding.property == "parser")
     native = bool(unsampled.schemas)
     fails = native and parser.mark is CheckMark.BAD
     text = f"{parser.detail}: calls are parsed as they are written" if native else "the agent parses calls itself"
@@ -109,7 +111,7 @@ async def _check(recipe: Recipe, changes: Mapping[str, Any], report: Report) -> 
 
 async def _start_environments(agent: BaseAgent, plan: TrainPlan, report: Report) -> bool:
     """Reset one instance of each environment for the first task. Returns whether all started."""
-    names = [each.__name__ for each in agent.toolbox.environments]
+    names = [env_class.__name__ for env_class in agent.toolbox.environments]
     try:
         async with agent.manager.leases(plan.tasks[0], agent.toolbox.environments) as leases:
             for env_class in agent.toolbox.environments:
@@ -137,19 +139,21 @@ async def _sample_chain(plan: TrainPlan, report: Report) -> None:
                 options = config.agent_options(sampling=sampling, seed=0, max_turns=min(config.max_turns, 2))
                 chain = (await trainer.agent.run([plan.tasks[0]], **options))[0]
                 failure = chain.failures[-1].message if chain.failures else chain.stop.value
-                shown = "`agentfly run RECIPE --row 0 --tokens` shows the chain"
+                hint = "`agentfly run RECIPE --row 0 --tokens` shows the chain"
                 if chain.untrainable is not None or not chain.sampled_tokens:
-                    report("chain", False, chain.untrainable or f"{failure}; nothing was sampled", shown)
+                    report("chain", False, chain.untrainable or f"{failure}; nothing was sampled", hint)
                     return
                 scored = chain.reward is not None
                 cut = f"for a chain of at most {options['max_turns']} turns of {MAX_TOKENS} tokens"
-                report("reward", scored, f"{chain.reward:g} {cut}" if scored else failure, "" if scored else shown)
-                segments = [SegmentArrays.from_segment(each) for each in chain.segments]
-                trained = sum(int(each.mask.sum()) for each in segments)
-                text = f"{trained} of {sum(len(each.tokens) for each in segments)} tokens, those that were sampled"
+                report("reward", scored, f"{chain.reward:g} {cut}" if scored else failure, "" if scored else hint)
+                segments = [SegmentArrays.from_segment(segment) for segment in chain.segments]
+                trained = sum(int(segment.mask.sum()) for segment in segments)
+                text = (
+                    f"{trained} of {sum(len(segment.tokens) for segment in segments)} tokens, those that were sampled"
+                )
                 report("mask", trained == chain.sampled_tokens, text)
                 scores = trainer.learner.score(segments, sampling.temperature)
-                gaps = [np.abs(s - each.logprobs)[each.mask] for s, each in zip(scores, segments, strict=True)]
+                gaps = [np.abs(s - segment.logprobs)[segment.mask] for s, segment in zip(scores, segments, strict=True)]
                 gap = float(np.concatenate(gaps).mean())
                 limit = trainer.canary_tolerance
                 advice = (

@@ -74,37 +74,39 @@ def list_requirements(path: Path) -> list[str]:
     return [*requirements, "SFT first"] if "warm_start" in values else requirements
 
 
-def find_recipe(given: str) -> Recipe:
+def find_recipe(name_or_path: str) -> Recipe:
     """Find a recipe by path, else by name. Raises DataError that names close ones."""
-    path = Path(given)
+    path = Path(name_or_path)
     if path.is_file():
         return Recipe(path)
-    if plugin := plugins.find_plugin(plugins.RECIPES, given):
+    if plugin := plugins.find_plugin(plugins.RECIPES, name_or_path):
         return Recipe(plugin.locate(), plugin.name)
-    names = [each.name for each in plugins.list_plugins(plugins.RECIPES)]
-    environments = {each.name.lower(): each.name for each in plugins.list_plugins(plugins.ENVIRONMENTS)}
-    plain = given.lower().replace("_", "")
+    names = [plugin.name for plugin in plugins.list_plugins(plugins.RECIPES)]
+    environments = {plugin.name.lower(): plugin.name for plugin in plugins.list_plugins(plugins.ENVIRONMENTS)}
+    plain = name_or_path.lower().replace("_", "")
     same = [name for name in names if name.replace("_", "") == plain]
-    if (file := Path(f"{given}.py")).is_file():
+    if (file := Path(f"{name_or_path}.py")).is_file():
         hint = f". Did you mean {file}?"
     elif files := sorted(path.glob("*recipe.py")):
-        hint = f". {given} is a folder: give the file of a recipe, such as {files[0]}"
+        hint = f". {name_or_path} is a folder: give the file of a recipe, such as {files[0]}"
     elif not same and (environment := environments.get(plain)):
         hint = f". {environment} is an environment without a recipe: write a file with `agent`, `tasks` and `config`"
     else:
         close = same or difflib.get_close_matches(path.stem, names, 3)
         hint = f". Did you mean {' or '.join(close)}?" if close else ""
     raise DataError(
-        f"there is no recipe {given!r}: no file of this path, and no installed recipe of this name "
+        f"there is no recipe {name_or_path!r}: no file of this path, and no installed recipe of this name "
         f"(`agentfly recipes` lists them){hint}"
     )
 
 
-def is_recipe(given: str) -> bool:
+def is_recipe(name_or_path: str) -> bool:
     """Whether an argument that is a recipe or a model is a recipe."""
-    if given.endswith(".py"):
+    if name_or_path.endswith(".py"):
         return True
-    return not Path(given).exists() and any(each.name == given for each in plugins.list_plugins(plugins.RECIPES))
+    return not Path(name_or_path).exists() and any(
+        plugin.name == name_or_path for plugin in plugins.list_plugins(plugins.RECIPES)
+    )
 
 
 @app.callback(invoke_without_command=True)
@@ -125,7 +127,7 @@ def list_command(context: typer.Context) -> None:
         header_style="dim",
     )
     problems = []
-    for name in dict.fromkeys(each.name for each in plugins.list_plugins(plugins.RECIPES)):
+    for name in dict.fromkeys(plugin.name for plugin in plugins.list_plugins(plugins.RECIPES)):
         try:
             plugin = plugins.find_plugin(plugins.RECIPES, name)
             assert plugin is not None

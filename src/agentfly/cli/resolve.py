@@ -27,7 +27,7 @@ def list_environments() -> tuple[dict[str, type[Environment]], list[ConfigError]
     """Return the environments of all installed packages by name, and why others cannot be loaded."""
     loaded: dict[str, type[Environment]] = {}
     errors: list[ConfigError] = []
-    for name in dict.fromkeys(each.name for each in plugins.list_plugins(plugins.ENVIRONMENTS)):
+    for name in dict.fromkeys(plugin.name for plugin in plugins.list_plugins(plugins.ENVIRONMENTS)):
         try:
             loaded[name] = _load_environment(name)
         except ConfigError as error:
@@ -37,16 +37,16 @@ def list_environments() -> tuple[dict[str, type[Environment]], list[ConfigError]
 
 def resolve_environment(name: str) -> type[Environment]:
     """Return the environment class for `Name`, `name_in_snake_case`, `module:Class` or `path/to/file.py:Class`."""
-    source, _, wanted = name.rpartition(":") if ":" in name else (name, "", "")
+    source, _, class_name = name.rpartition(":") if ":" in name else (name, "", "")
     if ":" not in name and not source.endswith(".py"):
         env_class = _load_environment(name)
     else:
-        available = {key: each for key, each in list_members(source).items() if inspect.isclass(each)}
-        if wanted not in available and (wanted or len(available) != 1):
-            problem = f"there is no environment {wanted!r} in" if wanted else "choose an environment of"
-            there = f"there are {', '.join(available) or 'none'}.{_hint(wanted, available)}"
-            raise ConfigError(f"{problem} {source}; {there}")
-        env_class = available[wanted] if wanted else next(iter(available.values()))
+        available = {key: member for key, member in list_members(source).items() if inspect.isclass(member)}
+        if class_name not in available and (class_name or len(available) != 1):
+            problem = f"there is no environment {class_name!r} in" if class_name else "choose an environment of"
+            listing = f"there are {', '.join(available) or 'none'}.{_hint(class_name, available)}"
+            raise ConfigError(f"{problem} {source}; {listing}")
+        env_class = available[class_name] if class_name else next(iter(available.values()))
     validate_constructor(env_class)
     if not isinstance(env_class.pool, Pool):
         raise ConfigError(f"{env_class.__name__}.pool is {env_class.pool!r}; write pool = Pool(…)")
@@ -58,20 +58,22 @@ def list_members(source: str) -> dict[str, Tool | type[Environment]]:
     is_file = source.endswith(".py")
     module = load_module(Path(source), "file") if is_file else import_here(source, f"module {source!r}")
     return {
-        key: each
-        for key, each in vars(module).items()
-        if isinstance(each, Tool)
-        or (inspect.isclass(each) and issubclass(each, Environment) and each is not Environment)
+        key: member
+        for key, member in vars(module).items()
+        if isinstance(member, Tool)
+        or (inspect.isclass(member) and issubclass(member, Environment) and member is not Environment)
     }
 
 
 def _load_environment(name: str) -> type[Environment]:
     """Load an installed environment by its name, in any case and with or without underscores."""
     installed = plugins.list_plugins(plugins.ENVIRONMENTS)
-    same = [each for each in installed if each.name == name]
-    plugin = plugins.select_plugin(same or [each for each in installed if _normalize(each.name) == _normalize(name)])
+    same = [plugin for plugin in installed if plugin.name == name]
+    plugin = plugins.select_plugin(
+        same or [plugin for plugin in installed if _normalize(plugin.name) == _normalize(name)]
+    )
     if plugin is None:
-        names = list(dict.fromkeys(each.name for each in installed))
+        names = list(dict.fromkeys(plugin.name for plugin in installed))
         raise ConfigError(
             f"there is no environment {name!r} in the installed packages; there are {', '.join(names) or 'none'}; "
             f"or give module:Class or path/to/file.py:Class.{_hint(name, names)}"
@@ -82,10 +84,10 @@ def _load_environment(name: str) -> type[Environment]:
     return env_class
 
 
-def _hint(wanted: str, available: Iterable[str]) -> str:
-    close = difflib.get_close_matches(_normalize(wanted), map(_normalize, available), 3)
-    names = [each for each in available if _normalize(each) in close]
-    return f" Did you mean {' or '.join(names)}?" if wanted and names else ""
+def _hint(name: str, available: Iterable[str]) -> str:
+    close = difflib.get_close_matches(_normalize(name), map(_normalize, available), 3)
+    names = [candidate for candidate in available if _normalize(candidate) in close]
+    return f" Did you mean {' or '.join(names)}?" if name and names else ""
 
 
 def _normalize(name: str) -> str:
@@ -174,7 +176,9 @@ def run_user_code(path: Path, function: Callable[[], T]) -> T:
         raise
     except (Exception, SystemExit) as error:  # SystemExit: otherwise a check of the file would end as if it had passed
         lines = traceback.TracebackException.from_exception(error)
-        own = [i for i, frame in enumerate(lines.stack) if Path(frame.filename).resolve() == path.resolve()]
-        lines.stack[:] = lines.stack[own[0] :] if own else []
-        message = "".join(lines.format()).partition("\n")[2] if own else "".join(lines.format_exception_only())
+        recipe_frames = [i for i, frame in enumerate(lines.stack) if Path(frame.filename).resolve() == path.resolve()]
+        lines.stack[:] = lines.stack[recipe_frames[0] :] if recipe_frames else []
+        message = (
+            "".join(lines.format()).partition("\n")[2] if recipe_frames else "".join(lines.format_exception_only())
+        )
         raise ConfigError(f"{path} failed\n{message.rstrip()}") from error

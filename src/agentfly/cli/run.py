@@ -83,8 +83,12 @@ class AgentRun:
         changed = drop_unset(**(sampling or {}))
         merged = {**self.options, **drop_unset(**(options or {}))}
         if changed:
-            before = merged.get("sampling") or {}
-            merged["sampling"] = replace(before, **changed) if isinstance(before, Sampling) else {**before, **changed}
+            sampling_of_recipe = merged.get("sampling") or {}
+            merged["sampling"] = (
+                replace(sampling_of_recipe, **changed)
+                if isinstance(sampling_of_recipe, Sampling)
+                else {**sampling_of_recipe, **changed}
+            )
         return replace(self, tasks=tasks, options=merged)
 
 
@@ -107,8 +111,8 @@ def load_recipe(
     `named`: names of the tasks; the first that is defined is used. `without_model`: no token will be sampled, so a
     recipe whose `agent` is a function gets a backend that loads no model.
     """
-    if others := [name for name in flags if name not in MODEL_FLAGS]:
-        raise ConfigError(f"a recipe defines its agent, so {', '.join(others)} cannot be set from outside")
+    if refused := [name for name in flags if name not in MODEL_FLAGS]:
+        raise ConfigError(f"a recipe defines its agent, so {', '.join(refused)} cannot be set from outside")
     path = recipe.path
     module = load_module(path, "recipe", recipe.installed_as)
     if without_model and agent_accepts(module, "backend"):

@@ -91,19 +91,19 @@ class ServeConfig:
         on_cpu = bool(current_platform.is_cpu())
         device = resolve_device("cpu" if on_cpu else None)
         dtype = str(resolve_dtype(self.dtype, device)).removeprefix("torch.")
-        ours = [
+        derived = [
             "--model", resolve(self.model), "--served-model-name", self.model, "--host", self.host,
             "--port", str(self.port), "--dtype", dtype, "--logprobs-mode", "processed_logprobs",
             "--enable-prefix-caching",
         ]  # fmt: skip
         if self.tool_parser:
-            ours += ["--enable-auto-tool-choice", "--tool-call-parser", self.tool_parser]
-        given = {flag.partition("=")[0] for flag in self.flags}
-        if on_cpu and "--enforce-eager" not in given:
-            ours += ["--enforce-eager"]
-        if (on_cpu or self.kv_memory) and "--kv-cache-memory-bytes" not in given:
-            ours += ["--kv-cache-memory-bytes", str(cache_bytes(self.kv_memory, device))]
-        return [*ours, *self.flags]
+            derived += ["--enable-auto-tool-choice", "--tool-call-parser", self.tool_parser]
+        user_flags = {flag.partition("=")[0] for flag in self.flags}
+        if on_cpu and "--enforce-eager" not in user_flags:
+            derived += ["--enforce-eager"]
+        if (on_cpu or self.kv_memory) and "--kv-cache-memory-bytes" not in user_flags:
+            derived += ["--kv-cache-memory-bytes", str(cache_bytes(self.kv_memory, device))]
+        return [*derived, *self.flags]
 
     @property
     def usage(self) -> str:
@@ -295,18 +295,18 @@ class SignalFlag:
         def record(_: int, __: FrameType | None) -> None:
             self.received = True
 
-        self._before = {each: signal.signal(each, record) for each in (signal.SIGINT, signal.SIGTERM)}
+        self._before = {number: signal.signal(number, record) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 
     def __exit__(self, *_: object) -> None:
-        for each, handler in self._before.items():
-            signal.signal(each, handler)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
 
 def parse_extra_flags(extra: Sequence[str]) -> tuple[str, ...]:
     """Return the flags after `--`; raises ConfigError for flags that `agentfly serve` sets itself."""
-    own = {"--port": "--port", "--host": "--host", "--logprobs-mode": "nothing else", "--dtype": "--dtype"}
+    replacements = {"--port": "--port", "--host": "--host", "--logprobs-mode": "nothing else", "--dtype": "--dtype"}
     for flag in extra:
-        if (name := flag.partition("=")[0]) in own:
-            raise ConfigError(f"{name} goes before the --, as {own[name]}")
+        if (name := flag.partition("=")[0]) in replacements:
+            raise ConfigError(f"{name} goes before the --, as {replacements[name]}")
     return tuple(extra)

@@ -151,8 +151,8 @@ def run_sft(run: AgentRun, config: SftConfig, console: Console | None = None) ->
     training, validation = chains[held_out:], chains[:held_out]
     report(f"{len(training)} demonstrations to imitate, {len(validation)} held out")
     if validation:
-        before = measure_fit(learner.model, demonstration_segments(learner.model, validation))
-        report(f"held out, before: loss {before.loss:.3f}, accuracy {before.accuracy:.1%}")
+        initial_fit = measure_fit(learner.model, demonstration_segments(learner.model, validation))
+        report(f"held out, before: loss {initial_fit.loss:.3f}, accuracy {initial_fit.accuracy:.1%}")
     with ProgressSteps(console, "steps", config.steps) as steps:
 
         def watch(step: SftStep) -> None:
@@ -182,17 +182,17 @@ async def _collect_demonstrations(
         if len(run.tasks) < config.expert:
             raise ConfigError(f"--expert {config.expert}, but there are {len(run.tasks)} tasks; give --data or fewer")
         turns = {"max_turns": run.options["max_turns"]} if "max_turns" in run.options else {}
-        found = await demonstrate(run.agent, run.tasks[: config.expert], threshold=config.threshold, **turns)
+        demonstrations = await demonstrate(run.agent, run.tasks[: config.expert], threshold=config.threshold, **turns)
     finally:
         await run.agent.close()
-    why = "; ".join(f"{count} × {reason}" for reason, count in list(found.reasons.items())[:3])
-    if not found.accepted:
+    reasons = "; ".join(f"{count} × {reason}" for reason, count in list(demonstrations.reasons.items())[:3])
+    if not demonstrations.accepted:
         raise ConfigError(
-            f"none of the expert's {config.expert} chains earned {config.threshold:g}: nothing to imitate ({why})"
+            f"none of the expert's {config.expert} chains earned {config.threshold:g}: nothing to imitate ({reasons})"
         )
-    if found.rejected:
-        report(f"{len(found.rejected)} of {config.expert} demonstrations dropped: {why}")
-    return found.accepted
+    if demonstrations.rejected:
+        report(f"{len(demonstrations.rejected)} of {config.expert} demonstrations dropped: {reasons}")
+    return demonstrations.accepted
 
 
 def _write_model(agent: BaseAgent, learner: Learner, out: Path) -> None:

@@ -75,9 +75,9 @@ def train_recipe(
     from agentfly.training.trainer import Trainer
 
     metadata = {"recipe": str(recipe.path.resolve()), "overrides": overrides}
-    with _claim_folder(folder, recipe.name) as place:
-        trainer = Trainer(plan, place, metadata=metadata)
-        with _report_run(trainer.config, place, str(trainer.memory)):
+    with _claim_folder(folder, recipe.name) as run_folder:
+        trainer = Trainer(plan, run_folder, metadata=metadata)
+        with _report_run(trainer.config, run_folder, str(trainer.memory)):
             asyncio.run(trainer.run())
 
 
@@ -104,8 +104,8 @@ def resume_run(folder: Path, from_step: int | None, changes: Sequence[str] = ())
         from agentfly.integrations.verl.launch import describe_cluster, require_verl, train_on_verl
 
         require_verl()
-        cluster, own = ClusterConfig.split(overrides)
-        make_plan = partial(plan_recipe, recipe, own, original.parent)
+        cluster, changes_of_config = ClusterConfig.split(overrides)
+        make_plan = partial(plan_recipe, recipe, changes_of_config, original.parent)
         with _report_run(make_plan().config, folder, describe_cluster(cluster)):
             metadata = {"overrides": overrides}
             train_on_verl(make_plan, cluster, folder, metadata=metadata, resume=True, from_step=from_step)
@@ -125,19 +125,19 @@ def _train_on_verl(recipe: Recipe, overrides: Mapping[str, Any], folder: Path | 
     """Train on a Ray cluster; the overrides contain those of the cluster."""
     if on != "verl":
         raise ConfigError(f"--on {on}: there is no such system to train on; write --on verl, or leave it out")
-    cluster, own = ClusterConfig.split(overrides)
-    validate_overrides(own)
+    cluster, changes_of_config = ClusterConfig.split(overrides)
+    validate_overrides(changes_of_config)
     from agentfly.integrations.verl.launch import describe_cluster, require_verl, train_on_verl
 
     require_verl()
     recipe = replace(recipe, path=recipe.path.resolve())  # read again by processes with another working directory
     metadata = {"recipe": str(recipe.path), "overrides": overrides}
-    make_plan = partial(plan_recipe, recipe, own)
+    make_plan = partial(plan_recipe, recipe, changes_of_config)
     plan = make_plan()
     config = plan.config
-    _require_warm_start(recipe, own, plan)
-    with _claim_folder(folder, recipe.name) as place, _report_run(config, place, describe_cluster(cluster)):
-        train_on_verl(make_plan, cluster, place, metadata=metadata)
+    _require_warm_start(recipe, changes_of_config, plan)
+    with _claim_folder(folder, recipe.name) as run_folder, _report_run(config, run_folder, describe_cluster(cluster)):
+        train_on_verl(make_plan, cluster, run_folder, metadata=metadata)
 
 
 def _require_warm_start(recipe: Recipe, overrides: Mapping[str, Any], plan: TrainPlan) -> None:
@@ -178,11 +178,11 @@ def plan_recipe(recipe: Recipe, overrides: Mapping[str, Any], beside: Path | Non
     config = config.override(overrides)
     tasks: dict[str, list[Task]] = {}
     for name in ("tasks", "eval_tasks"):
-        given = getattr(module, name, ())
-        if isinstance(given, str | Path):
-            tasks[name] = read_tasks((beside or path.parent) / given)
+        rows = getattr(module, name, ())
+        if isinstance(rows, str | Path):
+            tasks[name] = read_tasks((beside or path.parent) / rows)
         else:
-            tasks[name] = parse_tasks(given) if given else []
+            tasks[name] = parse_tasks(rows) if rows else []
     return TrainPlan(partial(make_agent, module), config=config, recipe=path, warm_start=warm_start, **tasks)
 
 
@@ -253,13 +253,13 @@ def _claim_folder(folder: Path | None, name: str) -> Iterator[Path]:
         yield folder
         return
     for number in itertools.count(1):
-        place = Path("runs", f"{name}-{number}")
+        candidate = Path("runs", f"{name}-{number}")
         with contextlib.suppress(FileExistsError):
-            place.mkdir(parents=True)
+            candidate.mkdir(parents=True)
             break
     try:
-        yield place
+        yield candidate
     except BaseException:
         with contextlib.suppress(OSError):  # it is not empty
-            place.rmdir()
+            candidate.rmdir()
         raise

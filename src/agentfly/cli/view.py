@@ -46,10 +46,10 @@ def view(
     if filter and export is None:
         raise ConfigError("--filter selects the chains of --export; without it, filter on the page")
     chosen = {}
-    for each in filter or ():
-        name, separator, value = each.partition("=")
+    for condition in filter or ():
+        name, separator, value = condition.partition("=")
         if not separator:
-            raise ConfigError(f"--filter {each!r}: write NAME=VALUE, such as step=3")
+            raise ConfigError(f"--filter {condition!r}: write NAME=VALUE, such as step=3")
         chosen[name] = value
     build_condition(chosen)
     with ChainIndex(find_sources(paths)) as index:
@@ -60,7 +60,9 @@ def view(
             print(f"{export} ({export.stat().st_size / 1e6:.1f} MB). {left_out}")
             return
         ended = threading.Event()
-        before = [(each, signal.signal(each, lambda *_: ended.set())) for each in (signal.SIGINT, signal.SIGTERM)]
+        previous_handlers = [
+            (number, signal.signal(number, lambda *_: ended.set())) for number in (signal.SIGINT, signal.SIGTERM)
+        ]
         try:
             with ViewServer(data, port) as server:
                 print(f"agentfly: open {server.url} (Ctrl-C ends the server)", flush=True)
@@ -70,5 +72,5 @@ def view(
                     webbrowser.open(server.url)
                 ended.wait()
         finally:
-            for number, handler in before:
+            for number, handler in previous_handlers:
                 signal.signal(number, handler)

@@ -91,7 +91,7 @@ def split_tokens(ids: Sequence[int], tokenizer: _Decoder) -> list[str]:
 
     A character whose bytes are spread over several tokens belongs to the last of them; the others are empty.
     """
-    texts = tokenizer.decode_batch([[each] for each in ids], skip_special_tokens=False)
+    texts = tokenizer.decode_batch([[token] for token in ids], skip_special_tokens=False)
     if "".join(texts) == tokenizer.decode(ids, skip_special_tokens=False):  # the usual case, which is faster
         return texts
     texts = []
@@ -121,16 +121,18 @@ def show_chain(index: ChainIndex, number: int, tokenizers: Tokenizers) -> dict[s
         learner = source.run.learner_logprobs(stored.row["step"])
     remaining = iter(advantages)  # one array [tokens] for each segment with sampled tokens
     segments = []
-    for place, segment in enumerate(chain.segments):
-        own_advantages = next(remaining, None) if segment.num_sampled_tokens else None
-        scores = learner.get(f"{chain.id}#{place}")  # [sampled tokens]
-        own_learner = np.zeros(len(segment), np.float32)
-        own_learner[segment.mask] = 0.0 if scores is None else scores
+    for number_in_chain, segment in enumerate(chain.segments):
+        segment_advantages = next(remaining, None) if segment.num_sampled_tokens else None
+        scores = learner.get(f"{chain.id}#{number_in_chain}")  # [sampled tokens]
+        learner_logprobs = np.zeros(len(segment), np.float32)  # [tokens]
+        learner_logprobs[segment.mask] = 0.0 if scores is None else scores
         masked: dict[int, str] = {}
         if scores is not None:
             sampler = np.concatenate([span.logprobs for span in segment.spans if span.logprobs is not None])
             reasons = explain_mask(source.settings.get("loss") or {}, scores, sampler)
-            masked = {int(np.flatnonzero(segment.mask)[place]): reason for place, reason in reasons.items()}
+            # Reasons count sampled tokens, the page counts all tokens of the segment.
+            positions = np.flatnonzero(segment.mask)
+            masked = {int(positions[number]): reason for number, reason in reasons.items()}
         start = 0
         spans = []
         for span in segment.spans:
@@ -147,10 +149,12 @@ def show_chain(index: ChainIndex, number: int, tokenizers: Tokenizers) -> dict[s
                     "texts": texts,
                     "version": span.weight_version,
                     "logprobs": None if span.logprobs is None else _round(span.logprobs.tolist()),
-                    "learner": _round(own_learner[start:end].tolist()) if sampled and scores is not None else None,
-                    "advantages": own_advantages[start:end] if sampled and own_advantages else None,
+                    "learner": _round(learner_logprobs[start:end].tolist()) if sampled and scores is not None else None,
+                    "advantages": segment_advantages[start:end] if sampled and segment_advantages else None,
                     "trained": sampled and verdict[0],
-                    "masked": {place - start: why for place, why in masked.items() if start <= place < end},
+                    "masked": {
+                        position - start: reason for position, reason in masked.items() if start <= position < end
+                    },
                     "why": [span.author.loss_rule, *(verdict[1] if sampled else ())],
                     "messages": [_show_message(message, source) for message in span.messages],
                 }
@@ -197,9 +201,9 @@ def explain_chain(
             reasons.append("The failure policy gave it treatment zero: it is trained with reward 0.")
         return True, reasons
     # It was not trained, so the settings were those under which its group is left out.
-    chains = [Trajectory.from_json(each.value["trajectory"]) for each in index.read(group)]
-    own = group.index(row["id"])
-    reason = find_exclusions(chains, min_chains=2, keep_zero_variance=False)[own]
+    chains = [Trajectory.from_json(line.value["trajectory"]) for line in index.read(group)]
+    position = group.index(row["id"])
+    reason = find_exclusions(chains, min_chains=2, keep_zero_variance=False)[position]
     if reason is not None:
         return False, [reason.rule]
     return False, [
@@ -228,34 +232,40 @@ def explain_mask(loss: Mapping[str, Any], learner: Floats, sampler: Floats) -> d
     what = {"token": "its ratio", "sequence": "the product of its segment's ratios"}
     what["geometric"] = "the geometric mean of its segment's ratios"
     return {
-        int(place): f"loss.correction={level}-{mode} removes it from the policy loss: {what[level]} of learner to "
-        f"sampler, {ratio[place]:.4g}, is not from {1 / cap:.4g} to {cap:.4g} (loss.correction_cap)."
-        for place in np.flatnonzero((ratio < 1 / cap) | (ratio > cap))
+        int(position): f"loss.correction={level}-{mode} removes it from the policy loss: {what[level]} of learner to "
+        f"sampler, {ratio[position]:.4g}, is not from {1 / cap:.4g} to {cap:.4g} (loss.correction_cap)."
+        for position in np.flatnonzero((ratio < 1 / cap) | (ratio > cap))
     }
 
 
 def _show_message(message: Message, source: Source) -> dict[str, Any]:
     """A message as JSON, with long texts cut and images as `data:` URIs."""
     value = message_to_json(message)
-    parts = [value["content"]] if isinstance(value["content"], str) else value["content"]
-    shown: list[Any] = []
-    for part in parts:
-        if isinstance(part, str):
-            shown.append(_clip(part, MAX_MESSAGE_TEXT))
+    contents = [value["content"]] if isinstance(value["content"], str) else value["content"]
+    page_contents: list[Any] = []
+    for content in contents:
+        if isinstance(content, str):
+            page_contents.append(_clip(content, MAX_MESSAGE_TEXT))
             continue
-        uri = part["image"]
+        uri = content["image"]
         if source.run is not None:
             with contextlib.suppress(OSError, ValueError):  # missing, or not the name of an image: the text is shown
                 uri = source.run.load_image(uri)
         # Nothing is loaded from the network, and no kind of image that could contain a program.
-        shown.append({"image": uri} if _DATA_IMAGE.match(uri) else f"(an image that is not shown: {uri[:200]})")
+        page_contents.append({"image": uri} if _DATA_IMAGE.match(uri) else f"(an image that is not shown: {uri[:200]})")
     calls = []
     for call in message.tool_calls:
         arguments = _clip(json.dumps(dict(call.arguments), ensure_ascii=False), MAX_MESSAGE_TEXT)
         raw = _clip(call.raw, MAX_MESSAGE_TEXT)
         calls.append({"name": call.name, "arguments": arguments, "problem": call.problem, "raw": raw})
     thinking = _clip(value.get("reasoning_content", ""), MAX_MESSAGE_TEXT)
-    return {"role": value["role"], "name": value.get("name", ""), "parts": shown, "thinking": thinking, "calls": calls}
+    return {
+        "role": value["role"],
+        "name": value.get("name", ""),
+        "parts": page_contents,
+        "thinking": thinking,
+        "calls": calls,
+    }
 
 
 def _clip(text: str, limit: int) -> str:

@@ -29,13 +29,13 @@ def write_export(data: ViewData, path: Path, filters: Mapping[str, str], max_byt
     sources = data.index.sources.values()
     runs = data.runs({})
     names = sorted({name for source in runs["sources"] for name in source["metrics"]})
-    parts = {
-        "runs": _encode({**runs, "progress": 1, "sources": [{**each, "live": False} for each in runs["sources"]]}),
+    fields_of_page = {
+        "runs": _encode({**runs, "progress": 1, "sources": [{**source, "live": False} for source in runs["sources"]]}),
         "filters": _encode(FILTERS),
         "curves": _encode(data.curves({"names": "\n".join(names)})),
     }
     page = _render_page()
-    size = len(page) + sum(map(len, parts.values())) + 1000
+    size = len(page) + sum(map(len, fields_of_page.values())) + 1000
     total, rows = data.index.select(filters, limit=-1)
     chains: list[str] = []
     written = []
@@ -51,11 +51,11 @@ def write_export(data: ViewData, path: Path, filters: Mapping[str, str], max_byt
             break
         chains.append(chain)
         written.append(row)
-    shown = ", ".join(f"{name}={value}" for name, value in filters.items()) or "none"
+    conditions = ", ".join(f"{name}={value}" for name, value in filters.items()) or "none"
     everything, _ = data.index.select({}, limit=0)
     left_out = (
         f"This page has {len(chains):,} of the {everything:,} chains of {len(sources)} "
-        f"run{'' if len(sources) == 1 else 's'} (filters: {shown})."
+        f"run{'' if len(sources) == 1 else 's'} (filters: {conditions})."
     )
     if damaged:
         left_out += f" Chains left out since their records are damaged: {damaged:,}."
@@ -64,9 +64,9 @@ def write_export(data: ViewData, path: Path, filters: Mapping[str, str], max_byt
             f" {total - len(chains) - damaged:,} chains that pass the filters are left out, "
             f"since the page would have more than {max_bytes / 1e6:g} MB."
         )
-    parts["rows"] = _encode(written)
-    parts["left_out"] = _encode(left_out)
-    fields = ",".join(f'"{name}":{value}' for name, value in parts.items())
+    fields_of_page["rows"] = _encode(written)
+    fields_of_page["left_out"] = _encode(left_out)
+    fields = ",".join(f'"{name}":{value}' for name, value in fields_of_page.items())
     text = page.replace("@DATA@", f'{{{fields},"chains":{{{",".join(chains)}}}}}')
     write_atomic(path, text.encode())
     return left_out
@@ -103,8 +103,8 @@ def _join_modules(name: str, done: set[str]) -> str:
         return ""
     done.add(name)
     text = (STATIC / name).read_text("utf-8")
-    before = "".join(_join_modules(each, done) for each in _IMPORT.findall(text))
-    return before + _EXPORT.sub("", _IMPORT.sub("", text))
+    imported = "".join(_join_modules(module, done) for module in _IMPORT.findall(text))
+    return imported + _EXPORT.sub("", _IMPORT.sub("", text))
 
 
 def _hash(text: str) -> str:

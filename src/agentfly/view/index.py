@@ -119,20 +119,21 @@ class ChainIndex:
     def update(self) -> None:
         """Add the chains that were written since the last call, and remove those of files that are gone or replaced."""
         columns = "path, id, size, changed, inode, done"
-        known = {row[0]: row[1:] for row in self._writer.execute(f"SELECT {columns} FROM files")}
-        found = {str(each.path): (source, each) for source in self.sources.values() for each in source.chain_files()}
-        for path in known.keys() - found.keys():
-            self._remove_file(known[path][0])
+        indexed_files = {row[0]: row[1:] for row in self._writer.execute(f"SELECT {columns} FROM files")}
+        files = {str(file.path): (source, file) for source in self.sources.values() for file in source.chain_files()}
+        for path in indexed_files.keys() - files.keys():
+            self._remove_file(indexed_files[path][0])
         work = []
-        for path, (source, file) in found.items():
-            number, *before, done = known.get(path, (None, 0, 0, 0, 0))
+        for path, (source, file) in files.items():
+            number, *indexed_state, done = indexed_files.get(path, (None, 0, 0, 0, 0))
             try:
                 state = file.state
             except FileNotFoundError:
                 continue  # removed since it was listed
-            if state in (tuple(before), self._failed.get(path)):
+            if state in (tuple(indexed_state), self._failed.get(path)):
                 continue
-            if number is not None and (not file.grows or state[0] < done or state[2] != before[2]):
+            # A file that was replaced or cut has other chains at the old offsets: index it from its start.
+            if number is not None and (not file.grows or state[0] < done or state[2] != indexed_state[2]):
                 self._remove_file(number)
                 done = 0
             work.append((source, file, state, done))
@@ -176,10 +177,10 @@ class ChainIndex:
             row = _row(summary)
             text = _clean(summary.text)
             greedy = source.is_greedy(summary.chain, held_out=file.held_out)
-            place = (source.number, file.step, int(file.held_out), greedy)
+            origin = (source.number, file.step, int(file.held_out), greedy)
             cursor = self._writer.execute(
                 f"INSERT INTO chains ({', '.join(_COLUMNS)}) VALUES ({marks})",
-                (*place, *row, trained, text.partition("\n")[0][:200], number, offset, len(line)),
+                (*origin, *row, trained, text.partition("\n")[0][:200], number, offset, len(line)),
             )
             self._writer.execute("INSERT INTO words (rowid, text) VALUES (?, ?)", (cursor.lastrowid, text))
             pending += 1
@@ -218,7 +219,7 @@ class ChainIndex:
         if sort not in _SORTS:
             raise ConfigError(f"chains are sorted by {', '.join(_SORTS)}, not by {sort!r}")
         condition, values = build_condition(filters)
-        order = ", ".join(f"{each} DESC" if descending else each for each in _SORTS[sort].split(", "))
+        order = ", ".join(f"{column} DESC" if descending else column for column in _SORTS[sort].split(", "))
         if sort == "reward":  # chains without one come last, either way
             order = f"reward IS NULL, {order}"
         columns = ", ".join(_SHOWN)
@@ -244,8 +245,8 @@ class ChainIndex:
                 "SELECT source, step, held_out, count(*) FROM chains GROUP BY source, step, held_out"
             ):
                 steps.setdefault(source, []).append([step, held_out, chains])
-            found = {"stop": names("stop"), "tool": names("tools")[:500], "failure": names("failure")}
-            self._facets = (changes, {"steps": steps, **found})
+            values = {"stop": names("stop"), "tool": names("tools")[:500], "failure": names("failure")}
+            self._facets = (changes, {"steps": steps, **values})
             return self._facets[1]
 
     def read(self, numbers: Sequence[int]) -> list[StoredLine]:
@@ -254,15 +255,15 @@ class ChainIndex:
         query = f"""SELECT {", ".join(f"chains.{name}" for name in _SHOWN)}, path, offset, length
                     FROM chains JOIN files ON files.id = file WHERE chains.id IN ({marks})"""
         with self._reading:
-            found = {row[0]: row for row in self._reader.execute(query, list(numbers))}
-        if missing := [number for number in numbers if number not in found]:
+            rows_by_id = {row[0]: row for row in self._reader.execute(query, list(numbers))}
+        if missing := [number for number in numbers if number not in rows_by_id]:
             raise DataError(f"there is no chain {missing[0]}: its file was removed or rewritten; reload the list")
         out: dict[int, StoredLine] = {}
         # In the order of the file: a compressed file is read from its start for every step back.
-        for path, rows in groupby(sorted(found.values(), key=lambda row: row[-3:]), key=lambda row: row[-3]):
-            places = list(rows)
-            lines = ChainFile(Path(path)).read([row[-2:] for row in places])
-            for row, line in zip(places, lines, strict=True):
+        for path, rows in groupby(sorted(rows_by_id.values(), key=lambda row: row[-3:]), key=lambda row: row[-3]):
+            chains_of_file = list(rows)
+            lines = ChainFile(Path(path)).read([row[-2:] for row in chains_of_file])
+            for row, line in zip(chains_of_file, lines, strict=True):
                 value = {"trajectory": line} if "segments" in line else line
                 out[row[0]] = StoredLine(dict(zip(_SHOWN, row, strict=False)), value)
         return [out[number] for number in numbers]
@@ -270,9 +271,9 @@ class ChainIndex:
     def group_of(self, row: Mapping[str, Any]) -> list[int]:
         """The ids of the chains of a row's group, in order, its own included."""
         query = "SELECT id FROM chains WHERE source = ? AND step IS ? AND held_out = ? AND grp = ? ORDER BY chain, id"
-        place = tuple(row[name] for name in ("source", "step", "held_out", "grp"))
+        key = tuple(row[name] for name in ("source", "step", "held_out", "grp"))
         with self._reading:
-            return [number for (number,) in self._reader.execute(query, place)]
+            return [number for (number,) in self._reader.execute(query, key)]
 
     def stop(self) -> None:
         """End an `update` in another thread at its next chain; the next viewer continues from there."""
@@ -307,7 +308,7 @@ FILTERS: dict[str, tuple[str, str]] = {
 
 def build_condition(filters: Mapping[str, str]) -> tuple[str, list[Any]]:
     """The WHERE clause of filters, and its values. Raises ConfigError for an unknown filter or a bad number."""
-    parts = ["1"]
+    conditions = ["1"]
     values: list[Any] = []
     for name, value in filters.items():
         if name not in FILTERS:
@@ -315,29 +316,29 @@ def build_condition(filters: Mapping[str, str]) -> tuple[str, list[Any]]:
         column, comparison = FILTERS[name]
         try:
             if comparison in ("integer", "text"):
-                parts.append(f"{column} = ?")
+                conditions.append(f"{column} = ?")
                 values.append(int(value) if comparison == "integer" else value)
                 if isinstance(values[-1], int) and abs(values[-1]) >= 2**63:
                     raise ConfigError(f"filter {name}={value!r:.80}: the number is too large")
             elif comparison in ("at_least", "at_most"):
-                parts.append(f"{column} IS NOT NULL AND {column} {'>=' if comparison == 'at_least' else '<='} ?")
+                conditions.append(f"{column} IS NOT NULL AND {column} {'>=' if comparison == 'at_least' else '<='} ?")
                 values.append(float(value))
             elif comparison == "has":  # a name between line breaks; any name with *
-                parts.append(f"{column} != ''" if value == "*" else f"instr({column}, ?)")
+                conditions.append(f"{column} != ''" if value == "*" else f"instr({column}, ?)")
                 values += [] if value == "*" else [f"\n{value}\n"]
             else:
-                parts.append(f"{column} IN (SELECT rowid FROM words WHERE words MATCH ?)")
+                conditions.append(f"{column} IN (SELECT rowid FROM words WHERE words MATCH ?)")
                 values.append(_search_query(value))
         except ValueError as error:
             raise ConfigError(f"filter {name}={value!r:.80}: a number is needed") from error
-    return " AND ".join(parts), values
+    return " AND ".join(conditions), values
 
 
 def _search_query(text: str) -> str:
     """The FTS5 query for all words of a text, the last one as a prefix; words in double quotes are a phrase."""
     phrases = []
-    for number, part in enumerate(text.replace("\0", " ").split('"')):
-        phrases += [part] if number % 2 else part.split()
+    for number, section in enumerate(text.replace("\0", " ").split('"')):
+        phrases += [section] if number % 2 else section.split()
     if not (quoted := ['"' + phrase.replace('"', '""') + '"' for phrase in phrases if phrase.strip()]):
         raise ConfigError("the search is empty; give one or more words")
     return " ".join(quoted) + ("" if text.rstrip().endswith('"') else "*")

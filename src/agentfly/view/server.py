@@ -75,8 +75,10 @@ class ViewData:
                     ],
                 }
             )
-        found = [self.index.problems, *(source.problems for source in self.index.sources.values())]
-        problems = [f"{path} cannot be read: {problem}" for each in found for path, problem in list(each.items())]
+        problem_lists = [self.index.problems, *(source.problems for source in self.index.sources.values())]
+        problems = [
+            f"{path} cannot be read: {problem}" for by_path in problem_lists for path, problem in list(by_path.items())
+        ]
         return {"sources": sources, "facets": facets, "progress": self.index.progress, "problems": problems}
 
     def curves(self, query: Mapping[str, str]) -> dict[int, dict[str, Curve]]:
@@ -202,8 +204,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.FORBIDDEN, b"open the address that `agentfly view` printed\n", "text/plain")
             return
         answers: dict[str, Callable[[Mapping[str, str]], Any]] = {
-            f"api/{each.__name__}": each
-            for each in (self.data.runs, self.data.curves, self.data.chains, self.data.chain)
+            f"api/{answer.__name__}": answer
+            for answer in (self.data.runs, self.data.curves, self.data.chains, self.data.chain)
         }
         if name in answers:
             try:
@@ -220,7 +222,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(status, body, "application/json", milliseconds=1000 * (time.process_time() - start))
             return
         name = name or "index.html"
-        if name not in {each.name for each in STATIC.iterdir()}:
+        if name not in {path.name for path in STATIC.iterdir()}:
             self._send(HTTPStatus.NOT_FOUND, f"there is no {name[:80]!a}\n".encode(), "text/plain")
             return
         kind = mimetypes.guess_type(name)[0] or "application/octet-stream"

@@ -227,15 +227,15 @@ def find_sources(paths: list[Path]) -> list[Source]:
 
     Raises DataError for a path that is none of these.
     """
-    found: dict[Path, Kind] = {}
+    kinds: dict[Path, Kind] = {}
     for path in paths:
         absolute = path.expanduser().absolute()
         if _is_run(absolute):
-            found.setdefault(absolute, "run")
+            kinds.setdefault(absolute, "run")
         elif (absolute / _EVAL_CHAINS).is_file():
-            found.setdefault(absolute / _EVAL_CHAINS, "eval")
+            kinds.setdefault(absolute / _EVAL_CHAINS, "eval")
         elif absolute.is_file():
-            found.setdefault(absolute, _file_kind(absolute))
+            kinds.setdefault(absolute, _file_kind(absolute))
         elif absolute.is_dir():
             inside: dict[Path, Kind] = dict.fromkeys(sorted(filter(_is_run, absolute.iterdir())), "run")
             inside |= dict.fromkeys(sorted(absolute.glob(f"*/{_EVAL_CHAINS}")), "eval")
@@ -244,10 +244,10 @@ def find_sources(paths: list[Path]) -> list[Source]:
                     f"{path} is no run directory, no output folder of `agentfly eval`, and has none in it; "
                     "a run directory has config.json and trajectories/, an evaluation chains.jsonl"
                 )
-            found = {**found, **inside}
+            kinds = {**kinds, **inside}
         else:
             raise DataError(f"there is no {path}; give run directories, outputs of `agentfly eval`, or saved chains")
-    return [Source(number, path, kind) for number, (path, kind) in enumerate(found.items(), 1)]
+    return [Source(number, path, kind) for number, (path, kind) in enumerate(kinds.items(), 1)]
 
 
 def _is_run(path: Path) -> bool:
