@@ -77,22 +77,22 @@ class BaseAgent:
 
     def __new__(cls, *args: Any, **settings: Any) -> Self:
         # An argument that no constructor of the agent takes gets an error with the name that was meant.
-        known: dict[str, inspect.Parameter] = {}
+        accepted: dict[str, inspect.Parameter] = {}
         for base in cls.__mro__:
             if "__init__" in vars(base):
                 parameters = inspect.signature(vars(base)["__init__"]).parameters
-                known |= parameters
-                if all(each.kind is not each.VAR_KEYWORD for each in parameters.values()):
+                accepted |= parameters
+                if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values()):
                     break
         for name in settings:
-            if name in known:
+            if name in accepted:
                 continue
             if meant := find_option(name):
                 hint = f"it is an option of a run: agent.run(…, {meant})"
-            elif close := _NEAR_MISSES.get(name) or next(iter(difflib.get_close_matches(name, known, 1)), ""):
+            elif close := _NEAR_MISSES.get(name) or next(iter(difflib.get_close_matches(name, accepted, 1)), ""):
                 hint = f"write {close}=…"
             else:
-                taken = [each for each in known if each not in ("self", "args", "kwargs")]
+                taken = [name for name in accepted if name not in ("self", "args", "kwargs")]
                 hint = f"it takes {', '.join(taken)}"
             raise ConfigError(f"{cls.__name__} takes no {name!r}; {hint}")
         return super().__new__(cls)
@@ -128,7 +128,7 @@ class BaseAgent:
         self.image_config = ImageConfig.parse(image_config or {})
         self.toolbox = Toolbox(tools)
         reward = reward if reward is not None else reward_fn
-        env_classes = [env_class for each in self.toolbox for env_class in each.environments]
+        env_classes = [env_class for tool in self.toolbox for env_class in tool.environments]
         self.scorer = None if reward is None else Scorer(reward, env_classes)
         prompt = self.default_system_prompt if system_prompt is None else system_prompt
         if not isinstance(prompt, str | None):
@@ -208,18 +208,18 @@ class BaseAgent:
             if self.no_vision_reason:
                 _LOG.warning("images are replaced by a note: %s", self.no_vision_reason)
                 self.no_vision_reason = ""  # once is enough
-            return "\n".join(part if isinstance(part, str) else HIDDEN_IMAGE for part in content)
-        parts: list[str | Image] = []
-        for part in content:
-            if isinstance(part, Image):
+            return "\n".join(piece if isinstance(piece, str) else HIDDEN_IMAGE for piece in content)
+        pieces: list[str | Image] = []
+        for piece in content:
+            if isinstance(piece, Image):
                 try:
-                    part = self._prepare_image(part)
+                    piece = self._prepare_image(piece)
                 except DataError as error:
                     if strict:
                         raise
-                    part = f"(an image, which cannot be shown: {error})"
-            parts.append(part)
-        return parse_content(parts)
+                    piece = f"(an image, which cannot be shown: {error})"
+            pieces.append(piece)
+        return parse_content(pieces)
 
     def _prepare_image(self, image: Image) -> Image:
         """Normalize an image. An address is sent to a server as it is; for a model in this process it is fetched."""
@@ -238,9 +238,9 @@ class BaseAgent:
     def describe_tools(self) -> str:
         """A text description of the tools, for `{tools}` in the system prompt."""
         lines = []
-        for each in self.toolbox:
-            function = each.schema["function"]
-            lines.append(f"- {each.name}: {function['description']} {each.arguments.usage}")
+        for tool in self.toolbox:
+            function = tool.schema["function"]
+            lines.append(f"- {tool.name}: {function['description']} {tool.arguments.usage}")
         return "\n".join(lines) or "(none)"
 
     # ── running ──
@@ -329,10 +329,10 @@ class BaseAgent:
         )
         if not self.system_prompt:
             return messages
-        first, *rest = messages
+        first, *later_messages = messages
         if first.role != "system":
             return (Message("system", self.system_prompt), *messages)
-        return (Message("system", f"{self.system_prompt}\n\n{first.text}"), *rest)
+        return (Message("system", f"{self.system_prompt}\n\n{first.text}"), *later_messages)
 
     @property
     def schemas(self) -> tuple[Mapping[str, Any], ...]:
@@ -414,8 +414,8 @@ class BaseAgent:
             template.extend([Message("user", "u")])
             return template
         nudges = {rule.nudge for rule in (self.control.on_invalid_call, self.control.on_tool_error)}
-        for each in self.toolbox:
-            result = Message("tool", "x", name=each.name, tool_call_id="call00001")
+        for tool in self.toolbox:
+            result = Message("tool", "x", name=tool.name, tool_call_id="call00001")
             for nudge in {None, *nudges}:
                 template.extend(append_user_text([result], [] if nudge is None else [nudge]))
         return template

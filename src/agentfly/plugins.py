@@ -62,23 +62,23 @@ class Plugin:
         """Import the module and return the attribute. Raises ConfigError that names the distribution if it fails."""
         module, _, attribute = self.value.partition(":")
         try:
-            found: Any = importlib.import_module(module.strip())
-            for part in filter(None, attribute.strip().split(".")):
-                found = getattr(found, part)
+            value: Any = importlib.import_module(module.strip())
+            for name in filter(None, attribute.strip().split(".")):
+                value = getattr(value, name)
         except AgentFlyError:
             raise
         except (Exception, SystemExit) as error:  # a module may be a script that exits
             raise ConfigError(f"{self} cannot be loaded: {describe(error)}") from error
-        return found
+        return value
 
     def locate(self) -> Path:
         """Return the file of the module, without importing the module or its parent packages."""
-        package, *parts = self.value.partition(":")[0].strip().split(".")
+        package, *submodules = self.value.partition(":")[0].strip().split(".")
         spec = importlib.util.find_spec(package)
-        for part in parts:
+        for name in submodules:
             if spec is None or spec.submodule_search_locations is None:
                 break
-            spec = importlib.machinery.PathFinder.find_spec(part, list(spec.submodule_search_locations))
+            spec = importlib.machinery.PathFinder.find_spec(name, list(spec.submodule_search_locations))
         if spec is None or spec.origin is None or not Path(spec.origin).is_file():
             raise ConfigError(f"{self} cannot be found: there is no file of this module")
         return Path(spec.origin)
@@ -108,22 +108,22 @@ def list_plugins(group: str) -> tuple[Plugin, ...]:
 
     entries = entry_points(group=group)
     plugins = [
-        Plugin(group, each.name, each.value, f"{each.dist.name} {each.dist.version}" if each.dist else "unknown")
-        for each in entries
+        Plugin(group, entry.name, entry.value, f"{entry.dist.name} {entry.dist.version}" if entry.dist else "unknown")
+        for entry in entries
     ]
     return tuple(sorted(plugins, key=lambda plugin: (plugin.name.lower(), plugin.distribution)))
 
 
 def find_plugin(group: str, name: str) -> Plugin | None:
     """Return the entry of this name, or None. Raises ConfigError if two packages declare the name."""
-    return select_plugin([each for each in list_plugins(group) if each.name == name])
+    return select_plugin([plugin for plugin in list_plugins(group) if plugin.name == name])
 
 
-def select_plugin(found: Iterable[Plugin]) -> Plugin | None:
+def select_plugin(candidates: Iterable[Plugin]) -> Plugin | None:
     """Return the only plugin, or None. Raises ConfigError that names the packages if there are two."""
-    plugins = list(found)
+    plugins = list(candidates)
     if len(plugins) > 1:
-        packages = " and ".join(f"{each.distribution} ({each.value})" for each in plugins)
+        packages = " and ".join(f"{plugin.distribution} ({plugin.value})" for plugin in plugins)
         label = _LABELS[plugins[0].group]
         alternative = "" if label in ("recipe", "command") else ", or give it as module:name"
         raise ConfigError(
@@ -136,7 +136,7 @@ def load_attribute(group: str, module: str, name: str) -> Any:
     """Implement `__getattr__` of the module that a group extends. Raises AttributeError for an unknown name."""
     plugin = None if name.startswith("_") else find_plugin(group, name)
     if plugin is None:
-        close = difflib.get_close_matches(name, [each.name for each in list_plugins(group)], 3)
+        close = difflib.get_close_matches(name, [plugin.name for plugin in list_plugins(group)], 3)
         hint = f". Did you mean {' or '.join(close)}?" if close and not name.startswith("_") else ""
         raise AttributeError(f"module {module!r} has no attribute {name!r}{hint}")
     return plugin.load()
@@ -198,17 +198,17 @@ class Registry(Generic[T]):
         if name in self._items:
             return self._items[name]
         items = list(self._items.values())
-        found = {i.reference: i for i in items if name in (i.name, i.reference.rpartition(":")[2])}
+        matches = {i.reference: i for i in items if name in (i.name, i.reference.rpartition(":")[2])}
         if hasattr(entry, "reference"):  # else it is a function that returns one
-            found[entry.reference] = entry
-        if len(found) == 1:
-            return next(iter(found.values()))
-        if found:
+            matches[entry.reference] = entry
+        if len(matches) == 1:
+            return next(iter(matches.values()))
+        if matches:
             raise ConfigError(
-                f"{len(found)} different {self._kind}s are named {name!r}: {', '.join(sorted(found))}; "
+                f"{len(matches)} different {self._kind}s are named {name!r}: {', '.join(sorted(matches))}; "
                 "ask for one by its full reference"
             )
-        known = sorted({i.name for i in items} | {each.name for each in list_plugins(self._group)})
-        close = difflib.get_close_matches(name, known, 3)
+        names = sorted({i.name for i in items} | {plugin.name for plugin in list_plugins(self._group)})
+        close = difflib.get_close_matches(name, names, 3)
         hint = f" Did you mean {' or '.join(close)}?" if close else ""
-        raise ConfigError(f"no {self._kind} is named {name!r}; there are: {', '.join(known) or 'none'}.{hint}")
+        raise ConfigError(f"no {self._kind} is named {name!r}; there are: {', '.join(names) or 'none'}.{hint}")

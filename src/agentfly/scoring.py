@@ -85,9 +85,11 @@ class Reward(plugins.NamedFunction):
         super().__init__(function if is_routine else _to_function(function), name, names)
         self.timeout = timeout
         self.parameters = dict(inspect.signature(self.function).parameters)
-        for each in self.parameters.values():
-            if each.kind is each.POSITIONAL_ONLY:
-                raise ConfigError(f"reward {self.name!r}: {each.name!r} is passed by name; it cannot precede a `/`")
+        for parameter in self.parameters.values():
+            if parameter.kind is parameter.POSITIONAL_ONLY:
+                raise ConfigError(
+                    f"reward {self.name!r}: {parameter.name!r} is passed by name; it cannot precede a `/`"
+                )
         if foreign := next((name for name in self.parameters if name in _FOREIGN_PARAMETERS), ""):
             raise ConfigError(
                 f"reward {self.name!r} has the signature of {_FOREIGN_PARAMETERS[foreign]}, with {foreign!r}. A reward "
@@ -134,7 +136,7 @@ class Reward(plugins.NamedFunction):
                     f"the chain, not the column {name!r}; take the parameter `task` and read task.columns[{name!r}]"
                 )
         elif name == "env" and hint is Any and used:
-            classes = " or ".join(each.__name__ for each in used)
+            classes = " or ".join(env_class.__name__ for env_class in used)
             raise ConfigError(
                 f"reward {self.name!r}: env may be the environment or the column 'env'; write env: {classes}, or a "
                 f"type such as env: str for the column"
@@ -152,7 +154,7 @@ class Reward(plugins.NamedFunction):
     def shadowed_columns(self, task: Task) -> set[str]:
         """Columns of the task that a reader of the reward may expect in it, and that it does not receive by name."""
         shadowed = task.columns.keys() & _OFFERED_TYPES.keys()
-        if any(each.kind is each.VAR_KEYWORD for each in self.parameters.values()):
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in self.parameters.values()):
             return shadowed
         return {name for name in shadowed & self.parameters.keys() if self.hints[name] in (Any, str)}
 
@@ -189,8 +191,8 @@ class Reward(plugins.NamedFunction):
         arguments: dict[str, Any] = {}
         for name, parameter in self.parameters.items():
             if parameter.kind is parameter.VAR_KEYWORD:
-                others = task.columns.keys() - self.parameters.keys() - set(OFFERED)
-                arguments.update({column: task.columns[column] for column in others})
+                unused_columns = task.columns.keys() - self.parameters.keys() - set(OFFERED)
+                arguments.update({column: task.columns[column] for column in unused_columns})
             elif parameter.kind is parameter.VAR_POSITIONAL:
                 continue
             elif name in offered and name not in self.environments:
@@ -211,8 +213,8 @@ class Reward(plugins.NamedFunction):
         except (EnvironmentFault, RewardFault):
             raise
         except Exception as error:
-            wrong = f"took longer than {self.timeout:g} s" if limit.expired() else f"failed: {describe(error)}"
-            raise RewardFault(f"reward {self.name!r} {wrong}") from error
+            problem = f"took longer than {self.timeout:g} s" if limit.expired() else f"failed: {describe(error)}"
+            raise RewardFault(f"reward {self.name!r} {problem}") from error
 
 
 def to_score(returned: Any, turns: int, source: str) -> Score:
@@ -322,11 +324,13 @@ class Scorer:
         if isinstance(spec, str) or callable(spec):
             spec = [spec]
         self.rewards: list[tuple[Reward, float]] = []
-        for given, weight in spec.items() if isinstance(spec, Mapping) else [(each, 1.0) for each in spec]:
-            found = find_reward(given)
-            weight = validate(f"the weight of reward {given!r}", weight, FiniteFloat)
-            self.rewards.append((found, weight))
-        names = [each.name for each, _ in self.rewards]
+        for reward_like, weight in (
+            spec.items() if isinstance(spec, Mapping) else [(reward_like, 1.0) for reward_like in spec]
+        ):
+            resolved = find_reward(reward_like)
+            weight = validate(f"the weight of reward {reward_like!r}", weight, FiniteFloat)
+            self.rewards.append((resolved, weight))
+        names = [reward.name for reward, _ in self.rewards]
         if not names:
             raise ConfigError("an empty list of rewards; give one, or reward=None")
         if len(set(names)) < len(names):
@@ -360,7 +364,9 @@ class Scorer:
 
     def environments(self, task: Task) -> Iterable[type[Environment]]:
         """The environment classes that the rewards use for a chain of this task."""
-        return (env_class for each, _ in self.rewards for env_class in each.env_parameters(task, self._used).values())
+        return (
+            env_class for reward, _ in self.rewards for env_class in reward.env_parameters(task, self._used).values()
+        )
 
     async def score(self, trajectory: Trajectory, context: Context, leases: Leases) -> Score:
         """The weighted sum of all rewards. With several, the value of each is a metric under its name.
@@ -396,9 +402,9 @@ class Scorer:
         metrics: dict[str, Any] = {}
         total = 0.0
         per_turn = [0.0] * len(trajectory.turns)
-        for each, weight, score in scores:
-            metrics[each.name] = score.total
-            metrics.update({f"{each.name}/{name}": value for name, value in score.metrics.items()})
+        for reward, weight, score in scores:
+            metrics[reward.name] = score.total
+            metrics.update({f"{reward.name}/{name}": value for name, value in score.metrics.items()})
             total += weight * score.total
             for turn, value in enumerate(score.per_turn or ()):
                 per_turn[turn] += weight * value

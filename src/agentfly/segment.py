@@ -98,8 +98,8 @@ class Span:
 
     def __post_init__(self) -> None:
         sampled = len(self.ids) if self.author.carries_loss else 0
-        given = 0 if self.logprobs is None else len(self.logprobs)
-        if given != sampled or (self.weight_version is not None) != (sampled > 0):
+        num_logprobs = 0 if self.logprobs is None else len(self.logprobs)
+        if num_logprobs != sampled or (self.weight_version is not None) != (sampled > 0):
             raise RecordError("sampled tokens, and no others, have a log-probability each and a weight version")
         self.ids.setflags(write=False)
 
@@ -224,8 +224,8 @@ class Segment:
 
     def extend_prompt(self, added: Sequence[int], end: int) -> array[int]:
         """The first `end` ids with the next ones, copied once: a long copy costs more than the rest of a turn."""
-        known = self._ids if end == len(self._ids) else self._ids[:end]
-        return known + array("i", added)
+        prefix = self._ids if end == len(self._ids) else self._ids[:end]
+        return prefix + array("i", added)
 
     def id_at(self, index: int) -> int:
         """The id at a position; all ids are in `tokens`, which copies them."""
@@ -261,9 +261,9 @@ class Segment:
         out: list[Span] = []
         start = sampled = 0
         for author, end, turn, messages, version in self._spans:
-            own = None if version is None else logprobs[sampled : sampled + end - start]
-            out.append(Span(author, ids[start:end], turn, messages, own, version))
-            sampled += 0 if own is None else len(own)
+            span_logprobs = None if version is None else logprobs[sampled : sampled + end - start]
+            out.append(Span(author, ids[start:end], turn, messages, span_logprobs, version))
+            sampled += 0 if span_logprobs is None else len(span_logprobs)
             start = end
         return tuple(out)
 
@@ -335,11 +335,11 @@ class Segment:
         start = sampled = 0
         # From slices of one list: each `Span` would have an array, made only to be converted.
         for author, end, turn, messages, version in self._spans:
-            own = None
+            span_logprobs = None
             if version is not None:
-                own = logprobs[sampled : sampled + end - start]
+                span_logprobs = logprobs[sampled : sampled + end - start]
                 sampled += end - start
-            spans.append(_span_to_json(author, ids[start:end], turn, messages, own, version))
+            spans.append(_span_to_json(author, ids[start:end], turn, messages, span_logprobs, version))
             start = end
         out = {"exact": self._exact, "spans": spans}
         return out if self.image_token_id is None else {**out, "image_token_id": self.image_token_id}
@@ -364,7 +364,7 @@ class Segment:
 def message_to_json(message: Message) -> dict[str, Any]:
     out = message.to_dict()
     if not isinstance(message.content, str):
-        out["content"] = [part if isinstance(part, str) else {"image": part.url} for part in message.content]
+        out["content"] = [piece if isinstance(piece, str) else {"image": piece.url} for piece in message.content]
     if message.tool_calls:
         out["tool_calls"] = []
         for call in message.tool_calls:
@@ -378,7 +378,7 @@ def message_to_json(message: Message) -> dict[str, Any]:
 def message_from_json(value: Mapping[str, Any]) -> Message:
     content = value["content"]
     if not isinstance(content, str):
-        content = tuple(part if isinstance(part, str) else Image(part["image"]) for part in content)
+        content = tuple(piece if isinstance(piece, str) else Image(piece["image"]) for piece in content)
     return Message(
         role=value["role"],
         content=content,
@@ -396,9 +396,9 @@ def to_plain(value: Any) -> Any:
     they are, for the user to inspect; `require_json` rejects them by name.
     """
     if isinstance(value, Mapping):
-        return {name: to_plain(each) for name, each in value.items()}
+        return {name: to_plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [to_plain(each) for each in value]
+        return [to_plain(item) for item in value]
     if hasattr(value, "tolist"):
         return to_plain(value.tolist())
     return None if isinstance(value, float) and not math.isfinite(value) else value

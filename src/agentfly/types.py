@@ -83,21 +83,21 @@ def parse_content(value: object) -> Content:
         return ""
     if not isinstance(value, Sequence) or isinstance(value, bytes):
         raise DataError(f"message content is a {type(value).__name__}; it may be text or a list of parts")
-    parts: list[str | Image] = []
-    for part in value:
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        image = part.get(kind, part.get("image")) if kind in ("image", "image_url") else None
-        if isinstance(part, str | Image):
-            parts.append(part)
-        elif kind == "text" and isinstance(part.get("text"), str):
-            parts.append(part["text"])
+    pieces: list[str | Image] = []
+    for piece in value:
+        kind = piece.get("type") if isinstance(piece, Mapping) else None
+        image = piece.get(kind, piece.get("image")) if kind in ("image", "image_url") else None
+        if isinstance(piece, str | Image):
+            pieces.append(piece)
+        elif kind == "text" and isinstance(piece.get("text"), str):
+            pieces.append(piece["text"])
         elif image is not None:
-            parts.append(Image.of(image))
+            pieces.append(Image.of(image))
         else:
             raise DataError(
-                f"cannot read the message part {part!r:.120}; parts are {{'type': 'text'|'image'|'image_url', …}}"
+                f"cannot read the message part {piece!r:.120}; parts are {{'type': 'text'|'image'|'image_url', …}}"
             )
-    return tuple(parts) if any(isinstance(part, Image) for part in parts) else "".join(map(str, parts))
+    return tuple(pieces) if any(isinstance(piece, Image) for piece in pieces) else "".join(map(str, pieces))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +132,8 @@ class ToolCall:
         if arguments is None:
             arguments = {}
         if not isinstance(arguments, Mapping):
-            wrong = "its arguments are not a JSON object"
-            return cls(name, id=call_id, problem=wrong, raw=json.dumps(arguments, default=str))
+            problem = "its arguments are not a JSON object"
+            return cls(name, id=call_id, problem=problem, raw=json.dumps(arguments, default=str))
         return cls(name, dict(arguments), call_id)
 
     def to_dict(self) -> dict[str, Any]:
@@ -182,21 +182,21 @@ class Message:
         """The content without images."""
         if isinstance(self.content, str):
             return self.content
-        return "".join(part for part in self.content if isinstance(part, str))
+        return "".join(piece for piece in self.content if isinstance(piece, str))
 
     @property
     def images(self) -> tuple[Image, ...]:
         if isinstance(self.content, str):
             return ()
-        return tuple(part for part in self.content if isinstance(part, Image))
+        return tuple(piece for piece in self.content if isinstance(piece, Image))
 
     def to_dict(self) -> dict[str, Any]:
         """OpenAI form, as chat templates, chat servers and files expect it."""
         content: Any = self.content
         if not isinstance(content, str):
             content = [
-                {"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "image": part.url}
-                for part in content
+                {"type": "text", "text": piece} if isinstance(piece, str) else {"type": "image", "image": piece.url}
+                for piece in content
             ]
         out: dict[str, Any] = {"role": self.role, "content": content}
         if self.thinking:
@@ -245,8 +245,8 @@ class Task:
             return cls(_conversation(value), {}, id)
         if not isinstance(value, Mapping):
             raise DataError(f"a task is a {type(value).__name__}; it may be a question, a list of messages or a row")
-        columns = {str(name): each for name, each in value.items() if name != "messages"}
-        given = columns.get("id")
+        columns = {str(name): column for name, column in value.items() if name != "messages"}
+        row_id = columns.get("id")
         if value.get("messages") is not None:
             messages = _conversation(value["messages"])
         elif isinstance(value.get("question"), str) and value["question"].strip():
@@ -258,7 +258,7 @@ class Task:
         else:
             has = ", ".join(map(repr, value)) or "nothing"
             raise DataError(f"a row needs a non-empty 'question' or 'messages'; it has {has}")
-        return cls(messages, columns, id or (str(given) if given is not None else ""))
+        return cls(messages, columns, id or (str(row_id) if row_id is not None else ""))
 
     @property
     def question(self) -> str:

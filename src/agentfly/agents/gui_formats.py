@@ -89,7 +89,7 @@ class GUIFormat(ABC):
     ) -> Reply:
         """Convert the actions of a turn; an action that ends the chain gives the answer."""
         converted: list[ToolCall] = []
-        found = list(problems)
+        all_problems = list(problems)
         answer = None
         for call in calls:
             try:
@@ -97,14 +97,14 @@ class GUIFormat(ABC):
                     raise _ActionError(f"{call.name or 'the action'}: {call.problem}")
                 result = self._convert(call)
             except _ActionError as error:
-                found.append(f"{error}; write {example}" if "; write " not in str(error) else str(error))
+                all_problems.append(f"{error}; write {example}" if "; write " not in str(error) else str(error))
                 continue
             if isinstance(result, str):
                 answer = result
                 break
             converted.append(result)
-        if found:
-            return Reply(Message("assistant", text, thinking=thinking), problems=tuple(dict.fromkeys(found)))
+        if all_problems:
+            return Reply(Message("assistant", text, thinking=thinking), problems=tuple(dict.fromkeys(all_problems)))
         return Reply(Message("assistant", text, tuple(converted), thinking), answer)
 
     @abstractmethod
@@ -114,8 +114,8 @@ class GUIFormat(ABC):
     def _require_tool(self, action: str) -> str:
         """The tool of an action. Raises _ActionError if there is none."""
         if action not in self.available:
-            others = [*self.available, *(tool.name for tool in self.other_tools)]
-            raise _ActionError(f"there is no action {action!r:.40}; there are {', '.join(others)}")
+            available_names = [*self.available, *(tool.name for tool in self.other_tools)]
+            raise _ActionError(f"there is no action {action!r:.40}; there are {', '.join(available_names)}")
         return self.actions[action]
 
 
@@ -129,7 +129,7 @@ def _require_argument(call: ToolCall, *names: str) -> Any:
 
 def _parse_point(value: object, what: str) -> tuple[float, float]:
     """A point from `(x,y)`, `[x, y]`, `<point>x y</point>` or a list; the center of a box of four numbers."""
-    numbers = [float(each) for each in _NUMBER.findall(value)] if isinstance(value, str) else value
+    numbers = [float(number) for number in _NUMBER.findall(value)] if isinstance(value, str) else value
     if not isinstance(numbers, list) or len(numbers) not in (2, 4) or not all(_is_measure(n) for n in numbers):
         raise _ActionError(f"{what} is {value!r:.60}, not a point with x and y")
     if len(numbers) == 4:
@@ -179,18 +179,18 @@ class UITarsFormat(GUIFormat):
             raise ConfigError(f"{taken[0]} has the name of an action of this format; leave it out of the agent's tools")
 
     def describe(self) -> str:
-        others = []
+        tool_lines = []
         for tool in self.other_tools:
             parameters = ", ".join(f"{name}=…" for name in tool.arguments.schema["properties"])
-            others.append(f"{tool.name}({parameters}) # {tool.schema['function']['description']}")
-        return "\n".join([*(self._FORMS[action][1] for action in self.available), *others])
+            tool_lines.append(f"{tool.name}({parameters}) # {tool.schema['function']['description']}")
+        return "\n".join([*(self._FORMS[action][1] for action in self.available), *tool_lines])
 
     def parse(self, text: str) -> Reply:
         """Parse the actions after the first `Action:`. A reply without one has no call."""
         action = self._ACTION.search(text)
-        before = text[: action.start()] if action else text
-        thought = self._THOUGHT.search(before)
-        thinking = before[thought.end() :].strip() if thought else ""
+        prose = text[: action.start()] if action else text
+        thought = self._THOUGHT.search(prose)
+        thinking = prose[thought.end() :].strip() if thought else ""
         if action is None:
             return Reply(Message("assistant", text, thinking=thinking))
         example = f"Action: {self._FORMS[self.available[0]][1].partition(' #')[0]}"
@@ -336,28 +336,31 @@ class QwenFormat(GUIFormat):
 
     def write(self, action: ToolCall | str) -> str:
         call = ToolCall("", {"text": action}) if isinstance(action, str) else action
-        given = dict(call.arguments)
-        arguments: dict[str, Any]
+        arguments: dict[str, Any] = dict(call.arguments)
         name = "computer_use"
         match call.name:
             case "":
-                arguments = {"action": "answer", **given}
+                arguments = {"action": "answer", **arguments}
             case "type_text":
-                arguments = {"action": "type", "text": given["text"]}
+                arguments = {"action": "type", "text": arguments["text"]}
             case "press_key":
-                arguments = {"action": "key", "keys": given["key"].split("+")}
+                arguments = {"action": "key", "keys": arguments["key"].split("+")}
             case "screenshot":
                 arguments = {"action": "wait"}
             case "scroll":
-                arguments = {"action": "scroll", "coordinate": [given["x"], given["y"]], "pixels": -given["down"]}
+                arguments = {
+                    "action": "scroll",
+                    "coordinate": [arguments["x"], arguments["y"]],
+                    "pixels": -arguments["down"],
+                }
             case "drag":
-                start, end = [given["x"], given["y"]], [given["to_x"], given["to_y"]]
+                start, end = [arguments["x"], arguments["y"]], [arguments["to_x"], arguments["to_y"]]
                 arguments = {"action": "left_click_drag", "start_coordinate": start, "coordinate": end}
             case "click_at" | "double_click_at" | "right_click_at":
                 click = next(name for name, tool in self.actions.items() if tool == call.name)
-                arguments = {"action": click, "coordinate": [given["x"], given["y"]]}
+                arguments = {"action": click, "coordinate": [arguments["x"], arguments["y"]]}
             case _:
-                name, arguments = call.name, given
+                name = call.name
         written = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
         return f"<tool_call>\n{written}\n</tool_call>"
 

@@ -52,16 +52,16 @@ class PromptedAgent(BaseAgent):
     def observe(self, calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> Sequence[Message]:
         if not results:
             return []
-        parts: list[str | Image] = []
+        content: list[str | Image] = []
         for result in results:
             visible = self.visible(result.observation)
-            shown = visible if isinstance(visible, tuple) else (visible,)
-            text = "".join(part for part in shown if isinstance(part, str))
-            parts.append(self.observation_form.replace("{observation}", text))
-            parts += [part for part in shown if isinstance(part, Image)]
-        if all(isinstance(part, str) for part in parts):
-            return [Message("user", "\n".join(str(part) for part in parts))]
-        return [Message("user", tuple(parts))]
+            visible_pieces = visible if isinstance(visible, tuple) else (visible,)
+            text = "".join(piece for piece in visible_pieces if isinstance(piece, str))
+            content.append(self.observation_form.replace("{observation}", text))
+            content += [piece for piece in visible_pieces if isinstance(piece, Image)]
+        if all(isinstance(piece, str) for piece in content):
+            return [Message("user", "\n".join(str(piece) for piece in content))]
+        return [Message("user", tuple(content))]
 
 
 class ReactAgent(PromptedAgent):
@@ -91,16 +91,16 @@ class ReactAgent(PromptedAgent):
             Message("assistant", text, (self._parse_call(action[1].strip(), content[action.end() :]),), thought)
         )
 
-    def _parse_call(self, name: str, rest: str) -> ToolCall:
-        given = _INPUT.search(rest)
-        if given is None:
+    def _parse_call(self, name: str, text: str) -> ToolCall:
+        input_match = _INPUT.search(text)
+        if input_match is None:
             takes = next((t.arguments.schema["properties"] for t in self.toolbox if t.name == name), None)
             return ToolCall(name, problem="" if takes == {} else "there is no 'Input:' line after the action")
-        source = rest[given.end() :].lstrip()
+        source = text[input_match.end() :].lstrip()
         raw = _INVENTED.split(source, maxsplit=1)[0].strip()
-        arguments, _, wrong = parse_json(source)
-        if wrong:
-            return ToolCall(name, problem=f"its input is not a JSON object: {wrong}", raw=raw)
+        arguments, _, problem = parse_json(source)
+        if problem:
+            return ToolCall(name, problem=f"its input is not a JSON object: {problem}", raw=raw)
         if not isinstance(arguments, dict):
             return ToolCall(name, problem="its input is not a JSON object", raw=raw)
         return ToolCall(name, arguments)
@@ -164,10 +164,10 @@ class ActionAgent(_TextToolAgent):
         thinking, closed, content = text.partition("<think>")[2].partition("</think>")
         if not closed:
             thinking, content = "", text
-        _, opened, rest = content.partition("<action>")
+        _, opened, after_tag = content.partition("<action>")
         if not opened:
             return Reply(Message("assistant", text, thinking=thinking.strip()))
-        action, closed, _ = rest.partition("</action>")
+        action, closed, _ = after_tag.partition("</action>")
         call = ToolCall(self._tool, {self._parameter: action.strip()})
         if not closed:
             call = ToolCall(self._tool, problem="<action> is not closed by </action>", raw=text)

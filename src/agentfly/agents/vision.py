@@ -56,8 +56,10 @@ class GUIAgent(PromptedAgent, VisionAgent):
         kwargs["tools"] = tuple(kwargs.get("tools", ()))
         toolbox = list(Toolbox(kwargs["tools"]))
         if not any(tool.name in SCREEN_TOOLS for tool in toolbox):
-            given = ", ".join(tool.name for tool in toolbox) or "none"
-            raise ConfigError(f"GUIAgent needs a tool of a screen ({', '.join(SCREEN_TOOLS)}); its tools are {given}")
+            tool_names = ", ".join(tool.name for tool in toolbox) or "none"
+            raise ConfigError(
+                f"GUIAgent needs a tool of a screen ({', '.join(SCREEN_TOOLS)}); its tools are {tool_names}"
+            )
         self.format = format_class(toolbox, coordinates)
         self.default_system_prompt = self.format.prompt
         self.default_on_no_call = RecoveryRule(nudge=self.format.nudge, limit=2)
@@ -77,8 +79,8 @@ class GUIAgent(PromptedAgent, VisionAgent):
             return reply
         size = (COORDINATE_MAX, COORDINATE_MAX)
         if self.format.coordinates == "pixels":
-            shown = request.images or [image for message in request.messages for image in message.images]
-            images = [image for image in shown if image.url.startswith("data:")]
+            images = request.images or [image for message in request.messages for image in message.images]
+            images = [image for image in images if image.url.startswith("data:")]
             if not images and any(set(self.format.measures) & set(call.arguments) for call in reply.calls):
                 problem = "no screenshot has been shown yet, so a point has no meaning; look at the screen first"
                 return Reply(replace(reply.message, tool_calls=()), problems=(*reply.problems, problem))
@@ -114,7 +116,7 @@ class GUIAgent(PromptedAgent, VisionAgent):
         content = super().visible(content, strict=strict)
         if isinstance(content, str) or self.template is not None or self.format.coordinates != "pixels":
             return content
-        return tuple(_align_size(part) if isinstance(part, Image) else part for part in content)
+        return tuple(_align_size(piece) if isinstance(piece, Image) else piece for piece in content)
 
 
 def _align_size(image: Image) -> Image:

@@ -117,17 +117,17 @@ def parse_tasks(messages: Any) -> list[Task]:
             "give a question, messages, or a list of rows"
         )
     # An endless generator would fill the memory; what has a length is in memory or ends.
-    given = list(messages if isinstance(messages, Sized) else itertools.islice(messages, MAX_ITERATED_TASKS + 1))
-    if len(given) > MAX_ITERATED_TASKS and not isinstance(messages, Sized):
+    rows = list(messages if isinstance(messages, Sized) else itertools.islice(messages, MAX_ITERATED_TASKS + 1))
+    if len(rows) > MAX_ITERATED_TASKS and not isinstance(messages, Sized):
         raise ConfigError(
             f"the tasks are a {type(messages).__name__} that goes on after {MAX_ITERATED_TASKS:,} of them; if it ends, "
             "pass list(…), else the number of tasks to use: itertools.islice(…, 1000)"
         )
-    if not given:
+    if not rows:
         raise ConfigError("there is nothing to run: no messages were given")
-    if all(isinstance(m, Message) or (isinstance(m, Mapping) and "role" in m and not _ROW & set(m)) for m in given):
-        return [Task.of(given, "0")]
-    return [Task.of(each, "" if isinstance(each, Mapping) and "id" in each else str(i)) for i, each in enumerate(given)]
+    if all(isinstance(m, Message) or (isinstance(m, Mapping) and "role" in m and not _ROW & set(m)) for m in rows):
+        return [Task.of(rows, "0")]
+    return [Task.of(row, "" if isinstance(row, Mapping) and "id" in row else str(i)) for i, row in enumerate(rows)]
 
 
 MAX_ITERATED_TASKS = 100_000
@@ -198,15 +198,15 @@ _LIMITS = ("max_chain_tokens", "context_length", "chain_seconds", "max_calls_per
 _SAMPLING = [field.name for field in fields(Sampling)]
 
 
-def parse_sampling(given: Sampling | Mapping[str, Any] | None) -> Sampling:
+def parse_sampling(sampling: Sampling | Mapping[str, Any] | None) -> Sampling:
     """Convert a mapping of sampling fields; an unknown field is a ConfigError that names it."""
-    if given is None or isinstance(given, Sampling):
-        return given or Sampling()
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"sampling must be a Sampling or a mapping of its fields, not {given!r:.80}")
-    for name in given:
+    if sampling is None or isinstance(sampling, Sampling):
+        return sampling or Sampling()
+    if not isinstance(sampling, Mapping):
+        raise ConfigError(f"sampling must be a Sampling or a mapping of its fields, not {sampling!r:.80}")
+    for name in sampling:
         if name not in _SAMPLING:
             close = difflib.get_close_matches(name, _SAMPLING, 1)
             hint = f" Did you mean {close[0]!r}?" if close else ""
             raise ConfigError(f"sampling has no field {name!r}; it has {', '.join(_SAMPLING)}.{hint}")
-    return Sampling(**given)
+    return Sampling(**sampling)

@@ -65,11 +65,11 @@ class Transcript:
             if rendered[: len(current)] != current:
                 self.begin(self.messages, Author.HISTORY, turn, rendered)
                 return
-            rest = rendered[len(current) :]
-            if current[-1] not in self._template.stop_ids and rest and rest[0] in self._template.stop_ids:
-                self.segment.append(Author.TEMPLATE, rest[:1], turn=turn)
-                rest = rest[1:]
-            self.segment.append(author, rest, delta, turn=turn)
+            added_text = rendered[len(current) :]
+            if current[-1] not in self._template.stop_ids and added_text and added_text[0] in self._template.stop_ids:
+                self.segment.append(Author.TEMPLATE, added_text[:1], turn=turn)
+                added_text = added_text[1:]
+            self.segment.append(author, added_text, delta, turn=turn)
         else:
             extended = self._template.extend(delta)
             if self.segment.last_id not in extended.closers:
@@ -185,12 +185,12 @@ class KeepImages(_NoSummary):
         out = []
         for message in messages:
             if not isinstance(message.content, str) and excess > 0:
-                parts: list[str | Image] = []
-                for part in message.content:
-                    if isinstance(part, Image) and excess > 0:
-                        part, excess = self.placeholder, excess - 1
-                    parts.append(part)
-                message = replace(message, content=tuple(parts))
+                content: list[str | Image] = []
+                for piece in message.content:
+                    if isinstance(piece, Image) and excess > 0:
+                        piece, excess = self.placeholder, excess - 1
+                    content.append(piece)
+                message = replace(message, content=tuple(content))
             out.append(message)
         return out
 
@@ -238,19 +238,19 @@ def append_user_text(messages: Sequence[Message], contents: Sequence[Content]) -
         return list(messages)
     if not messages or messages[-1].role != "user":
         return [*messages, Message("user", join_content(contents))]
-    *before, last = messages
-    return [*before, replace(last, content=join_content([last.content, *contents]))]
+    *earlier, last = messages
+    return [*earlier, replace(last, content=join_content([last.content, *contents]))]
 
 
 def join_content(contents: Sequence[Content]) -> Content:
     """Join contents with blank lines between them."""
-    parts: list[str | Image] = []
+    pieces: list[str | Image] = []
     for content in contents:
-        if parts:
-            parts.append("\n\n")
-        parts.extend([content] if isinstance(content, str) else content)
-    texts = [part for part in parts if isinstance(part, str)]
-    return "".join(texts) if len(texts) == len(parts) else tuple(parts)
+        if pieces:
+            pieces.append("\n\n")
+        pieces.extend([content] if isinstance(content, str) else content)
+    texts = [piece for piece in pieces if isinstance(piece, str)]
+    return "".join(texts) if len(texts) == len(pieces) else tuple(pieces)
 
 
 @dataclass(frozen=True, slots=True)

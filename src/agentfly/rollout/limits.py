@@ -208,13 +208,13 @@ class FailurePolicy:
         if value is None or isinstance(value, FailurePolicy):
             return value or cls()
         try:
-            given: dict[str, Any] = {n: v if n == "retries" else TrainingTreatment(v) for n, v in value.items()}
-            return cls(**given)
+            settings: dict[str, Any] = {n: v if n == "retries" else TrainingTreatment(v) for n, v in value.items()}
+            return cls(**settings)
         except (AttributeError, TypeError, ValueError) as error:
-            known = ", ".join(field.name for field in fields(cls))
+            names = ", ".join(field.name for field in fields(cls))
             treatments = ", ".join(treatment.value for treatment in TrainingTreatment)
             raise ConfigError(
-                f"{value!r} is not a failure policy; it maps {known} to {treatments} (retries to a number)"
+                f"{value!r} is not a failure policy; it maps {names} to {treatments} (retries to a number)"
             ) from error
 
     def treatment(self, kind: FailureKind | None) -> TrainingTreatment:

@@ -62,9 +62,9 @@ class RunResult:
         reasons = Counter(trajectory.unscored_reason for trajectory in self if trajectory.score is None)
         if not reasons:
             return ""
-        (reason, count), *others = reasons.most_common()
+        (reason, count), *other_reasons = reasons.most_common()
         number = f"{reasons.total()} of {len(self)} chains have no reward"
-        return f"{number}: {reason}" + (f" ({count} of them)" if others else "")
+        return f"{number}: {reason}" + (f" ({count} of them)" if other_reasons else "")
 
     @property
     def groups(self) -> list[list[Trajectory]]:
@@ -163,13 +163,13 @@ async def run_chains(
         """Add the branches of a chain, to run before chains that have not begun: its prefix is in the cache now."""
         nonlocal unfinished
         assert job.settings.branching is not None
-        more = job.settings.branching.branches - 1
-        first = roots[job.group] + job.chain * more
-        numbers = range(first, first + more)
-        pending.extendleft(replace(job, chain=each, branch_of=job.chain, start=point) for each in numbers)
-        groups.add(job.group, more)
-        unfinished += more
-        start_workers(more)
+        num_branches = job.settings.branching.branches - 1
+        first = roots[job.group] + job.chain * num_branches
+        numbers = range(first, first + num_branches)
+        pending.extendleft(replace(job, chain=number, branch_of=job.chain, start=point) for number in numbers)
+        groups.add(job.group, num_branches)
+        unfinished += num_branches
+        start_workers(num_branches)
 
     with infrequent_gc:
         start_workers(len(jobs))
@@ -324,8 +324,8 @@ async def run_chain(
         async with groups.manager.leases(task, env_classes, group=shared, chain=name) as leases:
             chain_class = getattr(agent, "chain_class", Chain)
             notify = fork if start is None else None
-            own = chain_class(agent, task, group, chain, settings, leases, start=start, on_fork=notify)
-            trajectory = await own.run(attempt, failures)
+            running_chain = chain_class(agent, task, group, chain, settings, leases, start=start, on_fork=notify)
+            trajectory = await running_chain.run(attempt, failures)
         kind = trajectory.stop.failure
         if kind is None or not settings.failures.should_retry(kind) or attempt >= settings.failures.retries:
             break

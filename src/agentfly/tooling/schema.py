@@ -30,13 +30,13 @@ def caller_namespace(frame: FrameType, function: object) -> dict[str, Any]:
     """The local names in the decorator's scope that the function's string type hints may refer to."""
     hints = getattr(function, "__annotations__", {})
     mentioned = {word for hint in hints.values() for word in re.findall(r"[^\W\d]\w*", str(hint))}
-    found: dict[str, Any] = {}
+    namespace: dict[str, Any] = {}
     scope: FrameType | None = frame
     while scope is not None and scope.f_locals is not scope.f_globals:
-        found = {name: scope.f_locals[name] for name in mentioned if name in scope.f_locals} | found
+        namespace = {name: scope.f_locals[name] for name in mentioned if name in scope.f_locals} | namespace
         # A class body can use the names of the enclosing function, which is the next frame.
         scope = None if scope.f_code.co_flags & inspect.CO_OPTIMIZED else scope.f_back
-    return found
+    return namespace
 
 
 def type_hints(function: Callable[..., Any], names: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,9 +94,11 @@ class ToolArguments:
             adapter: pydantic.TypeAdapter[dict[str, Any]] = pydantic.TypeAdapter(typed_dict)
             schema = adapter.json_schema()
         except (PydanticUserError, PydanticUndefinedAnnotation, TypeError) as error:
-            why = str(error).partition(". ")[0]  # what follows is advice about pydantic's own models
-            raise ConfigError(f"tool {tool!r}: no JSON schema can be made of its type hints: {why}") from error
-        descriptions = {each.arg_name: each.description for each in documented.params if each.description}
+            problem = str(error).partition(". ")[0]  # what follows is advice about pydantic's own models
+            raise ConfigError(f"tool {tool!r}: no JSON schema can be made of its type hints: {problem}") from error
+        descriptions = {
+            parameter.arg_name: parameter.description for parameter in documented.params if parameter.description
+        }
         for name, spec in schema.setdefault("properties", {}).items():
             if name in descriptions:
                 spec.setdefault("description", descriptions[name])
@@ -123,12 +125,12 @@ class ToolArguments:
             return checked
         except pydantic.ValidationError as error:
             problems = []
-            for each in error.errors(include_url=False):
-                where = f"{'.'.join(map(str, each['loc'])):.80}"
-                problem = f"{where!r}: {each['msg'][:1].lower()}{each['msg'][1:]}"
-                if each["type"] == "missing":
+            for detail in error.errors(include_url=False):
+                where = f"{'.'.join(map(str, detail['loc'])):.80}"
+                problem = f"{where!r}: {detail['msg'][:1].lower()}{detail['msg'][1:]}"
+                if detail["type"] == "missing":
                     problem = f"{where!r} is missing"
-                elif each["type"] == "extra_forbidden":
+                elif detail["type"] == "extra_forbidden":
                     problem = f"there is no argument {where!r}"
                 problems.append(problem)
             return f"Error: the arguments of {self.tool!r} do not fit: {'; '.join(problems)}. {self.usage}"

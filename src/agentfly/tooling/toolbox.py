@@ -99,17 +99,17 @@ class Tool(plugins.NamedFunction):
         names: Mapping[str, Any] | None = None,
     ) -> None:
         """`names`: local names that string type hints may use. The other settings are those of `tool`."""
-        wrong = ""
+        problem = ""
         if isinstance(function, staticmethod | classmethod):
-            wrong = "write @staticmethod above @tool; a class method cannot be a tool"
+            problem = "write @staticmethod above @tool; a class method cannot be a tool"
         elif isinstance(function, Tool):
-            wrong = "it is a tool already; for another tool of the same function, write tool(name=…)(it.function)"
+            problem = "it is a tool already; for another tool of the same function, write tool(name=…)(it.function)"
         elif not callable(function) or inspect.isclass(function) or not hasattr(function, "__qualname__"):
-            wrong = "decorate a function, an async function or a method"
+            problem = "decorate a function, an async function or a method"
         elif inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            wrong = "it yields; a tool must return its observation"
-        if wrong:
-            raise ConfigError(f"{function!r} cannot be made a tool: {wrong}")
+            problem = "it yields; a tool must return its observation"
+        if problem:
+            raise ConfigError(f"{function!r} cannot be made a tool: {problem}")
         super().__init__(function, name, names)
         self._refuse_ambiguous_parameters()
         self.max_length = max_length
@@ -278,7 +278,7 @@ class Tool(plugins.NamedFunction):
         ends_chain = bool(info.pop("ends_chain", False)) or self.ends_chain
         observation: Content = text
         if image is not None:
-            images = [Image.of(each) for each in (image if isinstance(image, list | tuple) else [image])]
+            images = [Image.of(picture) for picture in (image if isinstance(image, list | tuple) else [image])]
             observation = (text, *images) if text else tuple(images)
         return ToolResult(observation, info=to_plain(info), ends_chain=ends_chain, name=self.name, seconds=seconds)
 
@@ -348,18 +348,18 @@ class Toolbox:
     def __init__(self, tools: Iterable[ToolLike]) -> None:
         if isinstance(tools, str | type) or callable(tools):
             raise ConfigError(f"tools= takes a list of tools, not {tools!r}; put it in brackets")
-        expanded = [each for given in tools for each in _expand(given)]
-        used = {cls for each in expanded for cls in each.environments if cls is not Environment}
+        expanded = [expanded_tool for tool_like in tools for expanded_tool in _expand(tool_like)]
+        used = {cls for tool in expanded for cls in tool.environments if cls is not Environment}
         self._tools: dict[str, Tool] = {}
-        for each in expanded:
-            other = self._tools.setdefault(each.name, each.bind_environments(used))
-            if (other.function, other.owner) != (each.function, each.owner):
-                both = f"{other.reference} and {each.reference}"
-                hint = " or ".join(dict.fromkeys([each.collision_hint, other.collision_hint]))
-                raise ConfigError(f"two tools are named {each.name!r}: {both}; {hint}")
-        for env_class in {cls for each in self._tools.values() for cls in each.environments}:
+        for tool in expanded:
+            other = self._tools.setdefault(tool.name, tool.bind_environments(used))
+            if (other.function, other.owner) != (tool.function, tool.owner):
+                both = f"{other.reference} and {tool.reference}"
+                hint = " or ".join(dict.fromkeys([tool.collision_hint, other.collision_hint]))
+                raise ConfigError(f"two tools are named {tool.name!r}: {both}; {hint}")
+        for env_class in {cls for tool in self._tools.values() for cls in tool.environments}:
             validate_constructor(env_class)
-        self.schemas: tuple[dict[str, Any], ...] = tuple(each.schema for each in self._tools.values())
+        self.schemas: tuple[dict[str, Any], ...] = tuple(tool.schema for tool in self._tools.values())
         self._reported_column = False
 
     def __iter__(self) -> Iterator[Tool]:
@@ -375,7 +375,7 @@ class Toolbox:
     @functools.cached_property
     def environments(self) -> tuple[type[Environment], ...]:
         """The environment classes that the tools act in."""
-        return tuple(dict.fromkeys(env_class for each in self for env_class in each.environments))
+        return tuple(dict.fromkeys(env_class for tool in self for env_class in tool.environments))
 
     def check_column(self, task: Task) -> None:
         """Log once that tool schemas in the column `tools` of a task have no effect: the model is shown these tools.
