@@ -381,7 +381,7 @@ def test_missing_token_data_is_rejected(loss: Loss, missing: str) -> None:
 
 @pytest.mark.parametrize("settings", [{"coef": -0.1}, {"coef": 0.1, "horizon": 0}, {"coef": 0.1, "target": 0}])
 def test_controller_of_numbers_that_are_not_positive_is_rejected(settings: Any) -> None:
-    with pytest.raises(ConfigError, match="give positive numbers"):
+    with pytest.raises(ConfigError, match=r"a KL controller's \w+ must be a number (above|of at least) 0, not"):
         KLController(**settings)
 
 
@@ -393,7 +393,5 @@ def test_invalid_sizes_and_controllers_are_rejected() -> None:
             aggregation_weights([1], "constant", constant)
     with pytest.raises(ConfigError, match="a KL coefficient of 0 stays 0"):
         KLController(0.0, target=0.1)
-    with pytest.raises(ConfigError, match="give positive numbers"):
-        KLController(0.1, target=0.0)
     with pytest.raises(ConfigError, match="no KL estimator is named 'k9'"):
         kl_divergence(torch.zeros(1), torch.zeros(1), "k9")  # type: ignore[arg-type]

@@ -11,15 +11,16 @@ As a loss, k1 has a gradient of mean zero and no effect: it belongs in the rewar
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from agentfly.errors import ConfigError
 from agentfly.segment import Floats
+from agentfly.validation import record
 
 KLEstimator = Literal["k1", "k2", "k3"]
 MAX_LOG_RATIO = 20.0
@@ -54,7 +55,7 @@ def teacher_advantages(logprobs: Floats, teacher: Floats, coef: float) -> Floats
     return (coef * (teacher - logprobs).clip(-MAX_LOG_RATIO, MAX_LOG_RATIO)).astype(np.float32)
 
 
-@dataclass
+@record(frozen=False, prefix="a KL controller's ")
 class KLController:
     """The KL coefficient: constant without a target, else adapted to keep the divergence near the target.
 
@@ -62,15 +63,13 @@ class KLController:
     (Ziegler et al., 2019), so that a noisy estimate changes it slowly.
     """
 
-    coef: float
-    target: float | None = None
+    coef: float = Field(ge=0)
+    target: float | None = Field(default=None, gt=0)
     """Target KL divergence per token, in nats; None keeps the coefficient constant."""
-    horizon: float = 10_000.0
+    horizon: float = Field(default=10_000.0, gt=0)
     """Chains over which the coefficient may change by a fifth."""
 
     def __post_init__(self) -> None:
-        if self.coef < 0 or self.horizon <= 0 or (self.target is not None and self.target <= 0):
-            raise ConfigError(f"the KL coefficient cannot be adapted by {self}: give positive numbers")
         if self.target is not None and self.coef == 0:
             raise ConfigError("a KL coefficient of 0 stays 0 whatever the target: give one above 0 to start from")
 

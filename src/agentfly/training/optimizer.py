@@ -4,34 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from agentfly.errors import ConfigError, DataError, NonFiniteError
+from agentfly.validation import record
 
 Schedule = Literal["constant", "linear", "cosine"]
 _ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
 
 
-@dataclass(frozen=True, slots=True)
+@record(prefix="a learning-rate schedule's ")
 class LRSchedule:
     """Learning rate by update; all optimizer steps of an update share it."""
 
-    peak: float
-    warmup: int = 0
+    peak: float = Field(ge=0)
+    warmup: int = Field(default=0, ge=0)
     """Updates of linear warm-up to the peak."""
     schedule: Schedule = "constant"
     """After the warm-up; `linear` and `cosine` reach 0 after `total` updates."""
-    total: int = 1
-
-    def __post_init__(self) -> None:
-        if self.schedule not in ("constant", "linear", "cosine"):
-            raise ConfigError(f"schedule is one of constant, linear, cosine, not {self.schedule!r}")
-        if not self.peak >= 0 or not math.isfinite(self.peak):
-            raise ConfigError(f"a learning rate is a number from 0, not {self.peak!r}")
+    total: int = Field(default=1, ge=1)
 
     def at(self, update: int) -> float:
         """The learning rate of an update, counted from 0."""
