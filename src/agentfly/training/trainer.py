@@ -129,9 +129,7 @@ class Trainer:
             if state is not None:
                 values = state.values
                 self.step = state.step
-                self._task_sampler.load_state_dict(
-                    values["tasks"] if "tasks" in values else {"position": values["feed"]}
-                )
+                self._task_sampler.load_state_dict(values["tasks"])
                 self._kl.load_state_dict(values["kl"])
                 learner.set_kl_coef(self._kl.coef)
                 self._best = None if values["best"] is None else (values["best"][0], values["best"][1])
