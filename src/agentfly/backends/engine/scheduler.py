@@ -94,14 +94,17 @@ class Scheduler:
             request = self._requests[row]
             if request is not None and not self._reserve(request):
                 self._preempt(request)
+            # Preemption may have freed a row that is still in `rows`: without this, it would be decoded.
             rows = self._decode_rows()
         if self.kv_cache.contiguous:  # neighbors in the cache are attended to together
             rows = rows[np.argsort(tables.slots[rows, 0])]
         requests = [self._requests[row] for row in rows.tolist()]
         starts = tables.computed[rows]
+        # Before the forward pass: the next step may be planned while this one still runs.
         tables.computed[rows] += 1
         tables.length[rows] += 1
         chunks: list[tuple[EngineRequest, int, int]] = []
+        # Decoding comes first and prompts take what is left, so that a long prompt cannot stall running turns.
         budget = max(self.max_tokens - len(rows), 0)
         for request in list(self._prefilling):
             budget -= self._schedule_chunk(request, budget, chunks)
