@@ -52,7 +52,7 @@ CONVERSATION = [{"role": "user", "content": "Hi"}]
 
 
 @pytest.mark.parametrize(
-    ("given", "prompts"),
+    ("messages", "prompts"),
     [
         ("Hi", ["Hi"]),
         (CONVERSATION, ["Hi"]),
@@ -67,18 +67,18 @@ CONVERSATION = [{"role": "user", "content": "Hi"}]
         ([{"question": "Hi", "role": "spy"}], ["Hi"]),
     ],
 )
-def test_tasks_are_parsed_from_every_accepted_form(given: Any, prompts: list[str]) -> None:
-    assert [task.question for task in parse_tasks(given)] == prompts
+def test_tasks_are_parsed_from_every_accepted_form(messages: Any, prompts: list[str]) -> None:
+    assert [task.question for task in parse_tasks(messages)] == prompts
 
 
 def test_rows_keep_their_own_ids_and_others_are_numbered() -> None:
     assert [t.id for t in parse_tasks([{"question": "a", "id": "x"}, {"question": "b"}])] == ["x", "1"]
 
 
-@pytest.mark.parametrize("given", [[], (), 5, None, {"answer": 1}, [{"role": "king", "content": "x"}], [[]]])
-def test_invalid_task_is_rejected(given: Any) -> None:
+@pytest.mark.parametrize("messages", [[], (), 5, None, {"answer": 1}, [{"role": "king", "content": "x"}], [[]]])
+def test_invalid_task_is_rejected(messages: Any) -> None:
     with pytest.raises(ConfigError):
-        parse_tasks(given)
+        parse_tasks(messages)
 
 
 def endless_rows() -> Iterator[dict[str, str]]:
@@ -166,7 +166,7 @@ async def test_empty_dataset_is_rejected_before_the_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"max_concurent_chains": 2}, "max_concurrent_chains"),
         ({"max_turn": 2}, "max_turns"),
@@ -196,19 +196,19 @@ async def test_empty_dataset_is_rejected_before_the_run() -> None:
         ({"folding": KeepImages}, "not a folding rule"),
     ],
 )
-async def test_bad_options_are_named(options: dict[str, Any], told: str) -> None:
+async def test_bad_options_are_named(options: dict[str, Any], message: str) -> None:
     backend = Recording("x")
     with pytest.raises(ConfigError) as refused:
         await byte_agent(backend).run("Go.", **options)
-    assert told in str(refused.value)
+    assert message in str(refused.value)
     assert backend.requests == []
 
 
 async def test_sampling_reaches_the_backend_as_given() -> None:
     backend = Recording("x")
-    given = Sampling(temperature=0.3, top_p=0.9, top_k=5, min_p=0.1, max_tokens=50, stop=("END",))
-    await byte_agent(backend).run("Go.", sampling=given)
-    assert backend.requests[0].sampling == given
+    sampling = Sampling(temperature=0.3, top_p=0.9, top_k=5, min_p=0.1, max_tokens=50, stop=("END",))
+    await byte_agent(backend).run("Go.", sampling=sampling)
+    assert backend.requests[0].sampling == sampling
 
 
 def test_step_is_a_folding_rule_and_may_be_set() -> None:
@@ -222,7 +222,7 @@ def test_step_is_a_folding_rule_and_may_be_set() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"reward": one, "reward_fn": one}, "two names"),
         ({"on_no_call": "stop"}, "not a recovery rule"),
@@ -240,10 +240,10 @@ def test_step_is_a_folding_rule_and_may_be_set() -> None:
         ({"template_config": {"enable_thinkin": True}}, "enable_thinkin"),
     ],
 )
-def test_invalid_arguments_are_rejected_at_construction(settings: dict[str, Any], told: str) -> None:
+def test_invalid_arguments_are_rejected_at_construction(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(AgentFlyError) as refused:
         HFAgent("bytes", **{"template": "chatml", "backend": ScriptedBackend("x"), **settings})
-    assert told in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_a_server_that_renders_takes_no_template() -> None:
@@ -260,10 +260,10 @@ async def test_system_prompts_of_agent_and_task_are_joined() -> None:
     backend = Recording("x")
     agent = byte_agent(backend, system_prompt="Be brief. Tools: {tools}", tools=[add])
     await agent.run([[{"role": "system", "content": "Be kind."}, *CONVERSATION], CONVERSATION])
-    both, own = (agent.template.text(request.prompt) for request in backend.requests)  # type: ignore[union-attr]
+    both, prompt_of_agent = (agent.template.text(request.prompt) for request in backend.requests)  # type: ignore[union-attr]
     assert "Be brief. Tools: - add: Add two integers." in both
     assert "\n\nBe kind." in both
-    assert "Be brief." in own
+    assert "Be brief." in prompt_of_agent
 
 
 # ── custom agents ──
@@ -474,7 +474,7 @@ class Needy(Environment):
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"tools": "calculate"}, "a list of tools"),
         ({"tools": [Needy]}, "Needy() requires size"),
@@ -484,10 +484,10 @@ class Needy(Environment):
         ({"backend": "scripted", "backend_config": {"scrpt": "x"}}, "unexpected keyword argument 'scrpt'"),
     ],
 )
-def test_unusable_agent_is_rejected_at_construction(settings: dict[str, Any], told: str) -> None:
+def test_unusable_agent_is_rejected_at_construction(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         HFAgent(**{"template": "chatml", "backend": ScriptedBackend("x"), **settings})
-    assert told in str(refused.value)
+    assert message in str(refused.value)
 
 
 async def test_prebuilt_tools_are_found_by_name() -> None:
@@ -501,12 +501,12 @@ async def test_invalid_unicode_is_rejected_before_the_run() -> None:
 
 
 async def test_message_with_calls_needs_no_content_and_developer_is_system() -> None:
-    said = [
+    messages = [
         {"role": "developer", "content": "Be brief."},
         {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]},
         {"role": "user", "content": "Go on."},
     ]
-    trajectory = (await byte_agent("x").run(said))[0]
+    trajectory = (await byte_agent("x").run(messages))[0]
     assert [m.role for m in trajectory.task.messages] == ["system", "assistant", "user"]
 
 
@@ -528,7 +528,7 @@ async def test_option_of_another_library_is_answered_with_ours(option: str, mean
 
 
 @pytest.mark.parametrize(
-    ("argument", "said"),
+    ("argument", "message"),
     [
         ("model", "HFAgent takes no 'model'; write model_name_or_path="),
         ("tool", "write tools="),
@@ -544,9 +544,9 @@ async def test_option_of_another_library_is_answered_with_ours(option: str, mean
         ("nonsense", "it takes model_name_or_path, tools, reward"),
     ],
 )
-def test_unknown_argument_is_answered_with_the_right_name(argument: str, said: str) -> None:
+def test_unknown_argument_is_answered_with_the_right_name(argument: str, message: str) -> None:
     arguments: dict[str, Any] = {argument: "x"}
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         HFAgent(**arguments)
 
 
@@ -555,7 +555,7 @@ async def test_plain_function_is_a_reward_and_a_tool_has_another_name() -> None:
         return 0.5
 
     agent = byte_agent("-", tools=["calculator"], reward=half)
-    assert [each.name for each in agent.tools] == ["calculate"]
+    assert [tool.name for tool in agent.tools] == ["calculate"]
     assert (await agent.run("Hi")).rewards == [0.5]
     assert agent.template is not None
     assert agent.template.start([{"role": "user", "content": "Hi"}]) == agent.template.start([Message("user", "Hi")])

@@ -58,11 +58,11 @@ def test_recipe_imports_no_environment_that_it_does_not_name() -> None:
     assert environment_modules(run) == set()
     load = "from agentfly.cli.recipes import find_recipe; from agentfly.cli.resolve import load_module"
     loaded = environment_modules(f"{load}; load_module(find_recipe('lookup').path, 'recipe')")
-    parts = ("", ".data", ".lookup", ".lookup.environment")  # data: what environments share
-    assert loaded == {f"agentfly.environments{part}" for part in parts}
+    suffixes = ("", ".data", ".lookup", ".lookup.environment")  # data: what environments share
+    assert loaded == {f"agentfly.environments{suffix}" for suffix in suffixes}
     loaded = environment_modules(f"{load}; load_module(find_recipe('frozen_lake').path, 'recipe')")
     assert {name for name in loaded if ".games." in name} == {
-        f"agentfly.environments.games.{part}" for part in ("frozen_lake", "game")
+        f"agentfly.environments.games.{module}" for module in ("frozen_lake", "game")
     }
 
 
@@ -86,12 +86,16 @@ print(TOOLS.find("sql_schema").reference, TOOLS.find("FrozenLake.move").referenc
 
 
 def test_entry_points_are_the_public_environments() -> None:
-    own = [each for each in plugins.list_plugins(plugins.ENVIRONMENTS) if each.distribution.startswith("agentfly-rl ")]
-    assert {each.name for each in own} == set(environments.__all__) == set(environments._MODULES)
-    for each in own:
-        env_class = each.load()
+    prebuilt = [
+        plugin
+        for plugin in plugins.list_plugins(plugins.ENVIRONMENTS)
+        if plugin.distribution.startswith("agentfly-rl ")
+    ]
+    assert {plugin.name for plugin in prebuilt} == set(environments.__all__) == set(environments._MODULES)
+    for plugin in prebuilt:
+        env_class = plugin.load()
         assert issubclass(env_class, Environment)
-        assert getattr(environments, each.name) is env_class
+        assert getattr(environments, plugin.name) is env_class
 
 
 @pytest.mark.parametrize("module", [agentfly.rewards, agentfly.tools])
@@ -110,9 +114,9 @@ def test_every_tool_of_an_environment_is_found_by_its_name_or_as_class_and_metho
 
 
 def test_recipes_and_commands_have_a_file_with_a_description() -> None:
-    for each in (*plugins.list_plugins(plugins.RECIPES), *plugins.list_plugins(plugins.COMMANDS)):
-        assert each.locate().suffix == ".py"
-        assert each.documentation().partition("\n")[0].endswith((".", "?"))
+    for plugin in (*plugins.list_plugins(plugins.RECIPES), *plugins.list_plugins(plugins.COMMANDS)):
+        assert plugin.locate().suffix == ".py"
+        assert plugin.documentation().partition("\n")[0].endswith((".", "?"))
 
 
 def test_unknown_names_are_rejected() -> None:
@@ -194,8 +198,8 @@ agent = agentfly.agents.HFAgent(
 )
 print(agent.toolbox.names)
 """
-    found = run_python(code, path=installed)
-    assert found.stdout == "['dig']\n", found.stderr
+    result = run_python(code, path=installed)
+    assert result.stdout == "['dig']\n", result.stderr
 
 
 def declare(folder: Path, distribution: str, entries: str) -> Path:

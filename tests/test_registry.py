@@ -86,9 +86,9 @@ def test_defining_a_tool_again_at_the_same_place_replaces_it() -> None:
 
 
 def test_unreferenced_tool_is_removed() -> None:
-    made = define("x")
-    assert TOOLS.find("registry_again") is made
-    del made
+    unreferenced = define("x")
+    assert TOOLS.find("registry_again") is unreferenced
+    del unreferenced
     gc.collect()
     with pytest.raises(ConfigError, match="no tool is named"):
         TOOLS.find("registry_again")

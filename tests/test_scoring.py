@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class Counter(Environment):
-    made = 0
+    instances = 0
 
     def __init__(self) -> None:
-        type(self).made += 1
+        type(self).instances += 1
         self.shown = -1
 
     async def reset(self, task: Task) -> None:
@@ -61,8 +61,8 @@ ROW = {"question": "Make it show 7.", "target": 7, "difficulty": "easy"}
 def chain(row: Any = ROW, turns: int = 2, prediction: str = "7") -> Trajectory:
     segment = Segment()
     segment.append(Author.TASK, [1], [Message("user", "Make it show 7."), Message("assistant", prediction)], turn=0)
-    made = tuple(TurnRecord(FinishReason.STOP) for _ in range(turns))
-    return Trajectory(Task.of(row), (segment.seal(),), made, StopReason.ANSWER, prediction, 3, 1)
+    turn_records = tuple(TurnRecord(FinishReason.STOP) for _ in range(turns))
+    return Trajectory(Task.of(row), (segment.seal(),), turn_records, StopReason.ANSWER, prediction, 3, 1)
 
 
 async def score(spec: Any, trajectory: Trajectory | None = None, used: Any = (), leases: Leases | None = None) -> Score:
@@ -72,8 +72,8 @@ async def score(spec: Any, trajectory: Trajectory | None = None, used: Any = (),
     context = Context(trajectory.task, trajectory.group, trajectory.chain, len(trajectory.turns))
     if leases is not None:
         return await scorer.score(trajectory, context, leases)
-    async with ResourceManager().leases(trajectory.task) as own:
-        return await scorer.score(trajectory, context, own)
+    async with ResourceManager().leases(trajectory.task) as new_leases:
+        return await scorer.score(trajectory, context, new_leases)
 
 
 def returning(value: Any, name: str = "given") -> Reward:
@@ -259,7 +259,7 @@ def test_shadowed_columns_are_reported_once(caplog: pytest.LogCaptureFixture) ->
 
 
 @pytest.mark.parametrize(
-    ("function", "wrong"),
+    ("function", "message"),
     [
         (lambda targett: 1, "reward 'r' asks for 'targett'; it may ask for context, difficulty, final_response, "),
         (lambda env: 1, "reward 'r' asks for 'env'; it may ask for context"),
@@ -267,8 +267,8 @@ def test_shadowed_columns_are_reported_once(caplog: pytest.LogCaptureFixture) ->
         (lambda self: 1, "asks for 'self'"),
     ],
 )
-def test_unknown_parameter_is_rejected(function: Callable[..., Any], wrong: str) -> None:
-    with pytest.raises(ConfigError, match=wrong):
+def test_unknown_parameter_is_rejected(function: Callable[..., Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         Scorer(reward(name="r")(function)).check(chain().task)
 
 
@@ -312,7 +312,7 @@ async def test_reward_receives_the_instance_of_the_chain(annotated: bool) -> Non
         world.shown = 7
         assert (await score(by_type if annotated else by_name, trajectory, [Counter], leases)).total == 1.0
         assert seen == [world]
-    assert [each.leased for each in manager.pool_metrics()] == [0]
+    assert [pool.leased for pool in manager.pool_metrics()] == [0]
 
 
 async def test_unused_environment_is_leased_and_reset_for_the_reward() -> None:
@@ -320,10 +320,10 @@ async def test_unused_environment_is_leased_and_reset_for_the_reward() -> None:
     def untouched(env: Counter) -> float:
         return env.shown
 
-    before = Counter.made
+    earlier_instances = Counter.instances
     assert (await score(untouched, used=[Counter])).total == 0
     assert (await score(untouched)).total == 0
-    assert Counter.made == before + 2
+    assert Counter.instances == earlier_instances + 2
 
 
 async def test_a_reward_for_an_environment_gets_the_subclass_that_is_used() -> None:
@@ -465,7 +465,7 @@ async def test_reward_of_the_chain_counts_at_its_last_turn() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "wrong"),
+    ("spec", "message"),
     [
         (Counter, "is not a reward; pass a function"),
         ([], "an empty list of rewards"),
@@ -476,15 +476,15 @@ async def test_reward_of_the_chain_counts_at_its_last_turn() -> None:
         ([(returning(1), 0.5)], "is not a reward"),
     ],
 )
-def test_invalid_reward_spec_is_rejected(spec: Any, wrong: str) -> None:
-    with pytest.raises(ConfigError, match=wrong):
+def test_invalid_reward_spec_is_rejected(spec: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         Scorer(spec)
 
 
-@pytest.mark.parametrize("given", [7, Counter, "name"])
-def test_only_a_function_can_be_made_a_reward(given: Any) -> None:
+@pytest.mark.parametrize("value", [7, Counter, "name"])
+def test_only_a_function_can_be_made_a_reward(value: Any) -> None:
     with pytest.raises(ConfigError, match="cannot be made a reward"):
-        reward(given)
+        reward(value)
 
 
 def near(prediction: str, target: "int", tolerance: float) -> float:
@@ -518,7 +518,7 @@ class Pressed:
 )
 async def test_partial_or_object_is_a_reward(spec: Any, name: str, total: float) -> None:
     scorer = Scorer(spec)
-    assert [each.name for each, _ in scorer.rewards] == [name]
+    assert [reward_of_scorer.name for reward_of_scorer, _ in scorer.rewards] == [name]
     assert (await score(spec)).total == total
 
 

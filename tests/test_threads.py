@@ -88,14 +88,14 @@ async def test_context_variables_are_copied() -> None:
 
 
 async def test_thread_limit_queues_further_calls(pool: Any) -> None:
-    running, most, order = 0, 0, []
+    running, peak, order = 0, 0, []
     lock, gate = threading.Lock(), threading.Event()
 
     def work(number: int) -> int:
-        nonlocal running, most
+        nonlocal running, peak
         with lock:
             running += 1
-            most = max(most, running)
+            peak = max(peak, running)
             order.append(number)
         assert gate.wait(60)
         with lock:
@@ -106,7 +106,7 @@ async def test_thread_limit_queues_further_calls(pool: Any) -> None:
     await settled(lambda: running == 2)
     gate.set()
     assert await asyncio.gather(*jobs) == list(range(9))
-    assert (most, sorted(order)) == (2, list(range(9)))
+    assert (peak, sorted(order)) == (2, list(range(9)))
     assert set(order[:2]) == {0, 1}
 
 

@@ -70,13 +70,13 @@ shows = st.tuples(st.sampled_from(SHOWN), st.lists(ids, max_size=5), st.lists(me
 builds = st.lists(shows | completions(), max_size=6)
 
 
-def build(parts: list[Shown | Completion]) -> Segment:
+def build(pieces: list[Shown | Completion]) -> Segment:
     segment = Segment()
-    for turn, part in enumerate(parts):
-        if isinstance(part, Completion):
-            segment.append_completion(part, Message("assistant", "said"), turn=turn)
+    for turn, piece in enumerate(pieces):
+        if isinstance(piece, Completion):
+            segment.append_completion(piece, Message("assistant", "said"), turn=turn)
         else:
-            segment.append(part[0], part[1], part[2], turn=turn)
+            segment.append(piece[0], piece[1], piece[2], turn=turn)
     return segment
 
 
@@ -161,16 +161,16 @@ def test_a_span_has_one_author_and_one_weight_version(parts: list[Shown | Comple
 @settings(deadline=None)
 @given(st.lists(builds, max_size=3))
 def test_segment_only_grows_at_the_end(stages: list[list[Shown | Completion]]) -> None:
-    segment, before = Segment(), []
+    segment, earlier_tokens = Segment(), []
     for stage in stages:
-        for part in stage:
-            if isinstance(part, Completion):
-                segment.append_completion(part, Message("assistant"), turn=0)
+        for piece in stage:
+            if isinstance(piece, Completion):
+                segment.append_completion(piece, Message("assistant"), turn=0)
             else:
-                segment.append(part[0], part[1], turn=0)
+                segment.append(piece[0], piece[1], turn=0)
         now = segment.prompt.tolist()
-        assert now[: len(before)] == before
-        before = now
+        assert now[: len(earlier_tokens)] == earlier_tokens
+        earlier_tokens = now
 
 
 # ── the doors ──
@@ -225,14 +225,14 @@ def test_new_weights_in_the_middle_of_a_turn_split_its_span() -> None:
 
 def test_sealed_segment_rejects_changes() -> None:
     segment = two_turns().seal()
-    before = segment.to_json()
+    stored = segment.to_json()
     with pytest.raises(RecordError, match="sealed"):
         segment.append(Author.USER, [9], turn=2)
     with pytest.raises(RecordError, match="sealed"):
         segment.append_completion(Completion([9], [-1.0], [0], FinishReason.STOP), Message("assistant"), turn=2)
     with pytest.raises(RecordError, match="sealed"):
         segment.append_completion(Completion([], [], [], FinishReason.ABORTED), Message("assistant"), turn=2)
-    assert segment.to_json() == before
+    assert segment.to_json() == stored
     assert segment.exact
 
 
@@ -244,7 +244,7 @@ def test_sampled_author_needs_sample() -> None:
 def test_unequal_lengths_are_rejected() -> None:
     three = np.array([1, 2, 3], np.int32)
     two = np.zeros(2, np.float32)
-    for wrong in (
+    for build_span in (
         lambda: Span(Author.MODEL, three, 0, (), two, 0),
         lambda: Span(Author.MODEL, three, 0),
         lambda: Span(Author.MODEL, three, 0, (), np.zeros(3, np.float32)),
@@ -252,7 +252,7 @@ def test_unequal_lengths_are_rejected() -> None:
         lambda: Span(Author.TOOL, three, 0, weight_version=0),
     ):
         with pytest.raises(RecordError):
-            wrong()
+            build_span()
 
 
 def test_record_is_immutable() -> None:
@@ -277,16 +277,16 @@ def test_record_is_immutable() -> None:
 
 
 def test_ids_of_the_caller_are_copied() -> None:
-    shown, segment = np.array([1, 2], np.int32), Segment()
-    segment.append(Author.TASK, shown, turn=0)  # type: ignore[arg-type]
-    shown[0] = 99
+    ids, segment = np.array([1, 2], np.int32), Segment()
+    segment.append(Author.TASK, ids, turn=0)  # type: ignore[arg-type]
+    ids[0] = 99
     assert segment.tokens.tolist() == [1, 2]
 
 
 def test_a_reply_without_token_ids_makes_the_chain_untrainable() -> None:
-    told = Message("assistant", "hello")
+    message = Message("assistant", "hello")
     segment = Segment()
-    segment.append_completion(Completion([], [], [], FinishReason.STOP, message=told), told, turn=0)
+    segment.append_completion(Completion([], [], [], FinishReason.STOP, message=message), message, turn=0)
     trajectory = Trajectory(Task.of("Q"), (segment.seal(),), (), StopReason.ANSWER, "hello", group=3, chain=1)
     assert not segment.exact
     assert "chain 3/1" in (trajectory.untrainable or "")
@@ -357,18 +357,18 @@ def test_a_difference_anywhere_makes_two_records_unequal() -> None:
 )
 def test_value_that_is_not_json_is_rejected_by_name(value: object) -> None:
     task = Task.of("Q")
-    said = Message("assistant", tool_calls=(ToolCall("add", {"odd": value}),))
+    message = Message("assistant", tool_calls=(ToolCall("add", {"odd": value}),))
     info = TurnRecord(FinishReason.STOP, (CallRecord("add", CallStatus.OK, 0.0, {"odd": value}),))
     segment = Segment()
-    segment.append(Author.TASK, [1], [said], turn=0)
+    segment.append(Author.TASK, [1], [message], turn=0)
     ended: tuple[Any, ...] = (StopReason.ANSWER, "")
-    for record, place in (
+    for record, origin in (
         (Trajectory(dataclasses.replace(task, columns={"odd": value}, id="t7"), (), (), *ended), "column of task 't7'"),
         (Trajectory(task, (), (info,), *ended), "info of tool 'add'"),
         (Trajectory(task, (), (), *ended, score=Score(1.0, None, {"odd": value})), "metrics of the reward"),
         (Trajectory(task, (segment.seal(),), (), *ended), "arguments of a call of 'add'"),
     ):
-        with pytest.raises(RecordError, match=f"{place}: 'odd' holds a {type(value).__name__}"):
+        with pytest.raises(RecordError, match=f"{origin}: 'odd' holds a {type(value).__name__}"):
             record.to_json()
 
 
@@ -478,12 +478,12 @@ def test_printed_tokens_are_colored_by_author() -> None:
 def test_without_a_decoder_the_print_shows_the_messages_and_their_calls() -> None:
     segment = Segment()
     segment.append(Author.TASK, [1], [Message("user", ("look [bold]", Image("https://x/y.png")))], turn=0)
-    said = Message("assistant", "Hm.", (ToolCall("add", {"a": 1}), ToolCall("", problem="no name")), "let me think")
-    segment.append_completion(Completion([2], [-1.0], [0], FinishReason.STOP), said, turn=0)
+    message = Message("assistant", "Hm.", (ToolCall("add", {"a": 1}), ToolCall("", problem="no name")), "let me think")
+    segment.append_completion(Completion([2], [-1.0], [0], FinishReason.STOP), message, turn=0)
     trajectory = Trajectory(Task.of("Q"), (segment.seal(),) * 2, (), StopReason.MAX_TURNS, "")
     plain = trajectory.render().plain
-    told = 'user: look [bold]\n(image)\nassistant: let me think\nHm.\n→ add({"a": 1})\n→ ({}) (no name)\n'
-    assert plain == f"── segment 0 ──\n{told}\n── segment 1 ──\n{told}\n── max_turns"
+    expected = 'user: look [bold]\n(image)\nassistant: let me think\nHm.\n→ add({"a": 1})\n→ ({}) (no name)\n'
+    assert plain == f"── segment 0 ──\n{expected}\n── segment 1 ──\n{expected}\n── max_turns"
     console = Console(file=io.StringIO(), width=200)
     console.print(trajectory)
     assert isinstance(console.file, io.StringIO)

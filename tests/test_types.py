@@ -91,8 +91,8 @@ def test_a_message_reads_the_openai_form_and_writes_it_back() -> None:
 
 
 def test_message_accepts_common_forms() -> None:
-    parts = ["a", {"type": "text", "text": "b"}, {"type": "image_url", "image_url": {"url": "https://x/y.png"}}, "c"]
-    message = Message.of({"role": "user", "content": parts})
+    content = ["a", {"type": "text", "text": "b"}, {"type": "image_url", "image_url": {"url": "https://x/y.png"}}, "c"]
+    message = Message.of({"role": "user", "content": content})
     assert message.content == ("a", "b", Image("https://x/y.png"), "c")
     assert (message.text, message.images) == ("abc", (Image("https://x/y.png"),))
     assert Message.of({"role": "assistant", "content": None}).content == ""
@@ -213,7 +213,7 @@ def test_one_stop_string_or_a_list_of_them_is_kept_as_a_tuple() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "wrong"),
+    ("fields", "message"),
     [
         (([1, 2], [-1.0], [0, 0]), "2 tokens, 1 log-probabilities and 2 weight versions"),
         (([1], [-1.0], []), "0 weight versions"),
@@ -222,9 +222,9 @@ def test_one_stop_string_or_a_list_of_them_is_kept_as_a_tuple() -> None:
         (([], [], []), "needs sampled tokens"),
     ],
 )
-def test_invalid_completion_is_a_backend_fault(given: Any, wrong: str) -> None:
-    with pytest.raises(BackendFault, match=wrong):
-        Completion(*given, FinishReason.STOP)
+def test_invalid_completion_is_a_backend_fault(fields: Any, message: str) -> None:
+    with pytest.raises(BackendFault, match=message):
+        Completion(*fields, FinishReason.STOP)
 
 
 def test_a_completion_may_be_empty_only_with_a_reason() -> None:

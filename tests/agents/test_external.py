@@ -68,9 +68,9 @@ async def press_buttons(base_url: str, api_key: str, question: str, env: Counter
     while True:
         message = await ask(base_url, api_key, messages, tools=[PRESS])
         messages.append(message)
-        for each in message.get("tool_calls", ()):
-            shown = await env.press(**json.loads(each["function"]["arguments"]))
-            messages.append({"role": "tool", "tool_call_id": each["id"], "content": shown})
+        for tool_call in message.get("tool_calls", ()):
+            observation = await env.press(**json.loads(tool_call["function"]["arguments"]))
+            messages.append({"role": "tool", "tool_call_id": tool_call["id"], "content": observation})
         if not message.get("tool_calls"):
             return str(message["content"])
 

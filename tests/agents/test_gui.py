@@ -111,7 +111,7 @@ def test_written_calls_are_parsed_back(action_format: str, call: ToolCall) -> No
     agent_format = gui(action_format).format
     text = agent_format.write(call)
     reply = agent_format.parse(text)
-    assert [(each.name, dict(each.arguments), each.problem) for each in reply.calls] == [
+    assert [(call.name, dict(call.arguments), call.problem) for call in reply.calls] == [
         (call.name, dict(call.arguments), "")
     ]
     assert (reply.message.text, reply.problems, reply.answer) == (text, (), None)

@@ -43,6 +43,6 @@ async def test_the_calls_are_numbered_and_paired_with_their_answers() -> None:
     script = ["\n".join([call("add", a=1, b=1), call("add", a=2, b=2)]), call("add", a=3, b=3), "done"]
     agent = HFAgent("bytes", template="chatml", tools=[add], backend=Recording(script))
     (trajectory,) = await agent.run("Add.")
-    asked = [c.id for m in trajectory.messages for c in m.tool_calls]
-    assert asked == ["call00001", "call00002", "call00003"]
-    assert [m.tool_call_id for m in trajectory.messages if m.role == "tool"] == asked
+    call_ids = [c.id for m in trajectory.messages for c in m.tool_calls]
+    assert call_ids == ["call00001", "call00002", "call00003"]
+    assert [m.tool_call_id for m in trajectory.messages if m.role == "tool"] == call_ids

@@ -74,9 +74,9 @@ def test_input_may_contain_the_keywords_of_the_format() -> None:
     ],
 )
 def test_bad_input_is_a_parse_error(text: str, problem: str) -> None:
-    name, arguments, told = read(text)
+    name, arguments, reported = read(text)
     assert (name, arguments) == ("add", {})
-    assert problem in told
+    assert problem in reported
 
 
 def test_a_tool_without_arguments_needs_no_input() -> None:
@@ -114,11 +114,11 @@ async def test_chain_with_thoughts_mistakes_and_an_answer(server: bool) -> None:
     assert (trajectory.stop, trajectory.prediction) == (StopReason.ANSWER, "3")
     assert [c.status for c in trajectory.calls] == [CallStatus.UNKNOWN, CallStatus.INVALID, CallStatus.OK]
     assert result.metrics["calls/unknown_rate"] == pytest.approx(1 / 3)
-    told = [m.text for m in trajectory.messages if m.role == "user"][1:]
-    assert "Write either" in told[0]
-    assert "there is no tool 'sub'" in told[1]
-    assert "not a JSON object" in told[2]
-    assert told[3] == "Observation: 3"
+    answers = [m.text for m in trajectory.messages if m.role == "user"][1:]
+    assert "Write either" in answers[0]
+    assert "there is no tool 'sub'" in answers[1]
+    assert "not a JSON object" in answers[2]
+    assert answers[3] == "Observation: 3"
     if backend is not None:  # a server gets the words as they were: calls without tool messages it would refuse
         assert all(not m.tool_calls for request in backend.requests for m in request.messages)
         assert backend.requests[0].tools == ()

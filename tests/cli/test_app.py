@@ -226,21 +226,21 @@ def test_python_dash_m() -> None:
 
 @pytest.mark.parametrize("chains", [1, 3])
 def test_live_panels_leave_room_for_the_echo_of_ctrl_c(chains: int) -> None:
-    shown = io.StringIO()
-    console = Console(file=shown, width=100, height=40, force_terminal=True, color_system=None, _environ={})
+    output = io.StringIO()
+    console = Console(file=output, width=100, height=40, force_terminal=True, color_system=None, _environ={})
     with LiveView(console) as view:
         for chain in range(chains):
             view(ChainStarted(0, chain, Task.of("What is it?")))
-    lines = [re.sub(r"\x1b\[[?\w;]*", "", line).strip("\r") for line in shown.getvalue().split("\n")]
+    lines = [re.sub(r"\x1b\[[?\w;]*", "", line).strip("\r") for line in output.getvalue().split("\n")]
     assert 90 <= max(map(len, lines)) <= 98
 
 
 def test_dumb_terminal_gets_lines() -> None:
-    shown = io.StringIO()
-    console = Console(file=shown, force_terminal=True, _environ={"TERM": "dumb"})
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, _environ={"TERM": "dumb"})
     with LiveView(console) as view:
         view(ChainStarted(0, 0, Task.of("What is it?")))
-    assert "What is it?" in shown.getvalue()
+    assert "What is it?" in output.getvalue()
 
 
 @pytest.mark.parametrize("text", ["\n", "a ", "\n\n\n\nword "])

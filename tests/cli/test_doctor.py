@@ -13,10 +13,10 @@ from agentfly.errors import ConfigError
 
 
 def test_unenforced_limits_are_listed() -> None:
-    said = CliRunner(env={"COLUMNS": "250"}).invoke(app, ["doctor"])
-    assert said.exit_code == 0, said.output
-    assert "not limited" in said.output
-    rows = {line.split("│")[1].strip(): line for line in said.output.splitlines() if line.startswith("│")}
+    result = CliRunner(env={"COLUMNS": "250"}).invoke(app, ["doctor"])
+    assert result.exit_code == 0, result.output
+    assert "not limited" in result.output
+    rows = {line.split("│")[1].strip(): line for line in result.output.splitlines() if line.startswith("│")}
     assert "disk, inodes" in rows["unsafe"]
     for strong in ("zygote", "namespaces"):
         assert "disk" not in rows[strong]
@@ -27,9 +27,9 @@ def test_unenforced_limits_are_listed() -> None:
 
 def test_unrelated_distribution_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda name: {"agentfly": "0.7.2"}[name])
-    said = CliRunner(env={"COLUMNS": "250"}).invoke(app, ["doctor"])
-    assert said.exit_code == 1
-    assert "The distribution `agentfly` 0.7.2 is installed." in said.output
+    result = CliRunner(env={"COLUMNS": "250"}).invoke(app, ["doctor"])
+    assert result.exit_code == 1
+    assert "The distribution `agentfly` 0.7.2 is installed." in result.output
 
 
 def test_memory_plan_needs_no_gpu(tmp_path: Path) -> None:
@@ -39,10 +39,10 @@ def test_memory_plan_needs_no_gpu(tmp_path: Path) -> None:
     Qwen2Config().save_pretrained(tmp_path)  # the shape of a model of 12B, without weights
     plan = ["doctor", "--memory", str(tmp_path), "--device-gib"]
     runner = CliRunner(env={"COLUMNS": "250"})
-    said = runner.invoke(app, [*plan, "80"])
-    assert said.exit_code == 1, said.output
-    assert "engine weights" in said.output
-    assert "lora_rank=16 gradient_checkpointing=true micro_batch_tokens=4096" in said.output
+    result = runner.invoke(app, [*plan, "80"])
+    assert result.exit_code == 1, result.output
+    assert "engine weights" in result.output
+    assert "lora_rank=16 gradient_checkpointing=true micro_batch_tokens=4096" in result.output
     fits = runner.invoke(app, [*plan, "80", "lora_rank=16", "gradient_checkpointing=true", "micro_batch_tokens=4096"])
     assert fits.exit_code == 0, fits.output
     assert "left" in fits.output
@@ -54,21 +54,21 @@ def test_memory_plan_needs_no_gpu(tmp_path: Path) -> None:
 def test_missing_verl_is_reported() -> None:
     if importlib.util.find_spec("verl"):
         pytest.skip("verl is installed here")
-    said = CliRunner(env={"COLUMNS": "250"}).invoke(app, ["doctor", "--on", "verl"])
-    assert said.exit_code == 1
-    assert "FAILS versions: verl is not installed: pip install 'agentfly-rl[verl]'" in said.output
+    result = CliRunner(env={"COLUMNS": "250"}).invoke(app, ["doctor", "--on", "verl"])
+    assert result.exit_code == 1
+    assert "FAILS versions: verl is not installed: pip install 'agentfly-rl[verl]'" in result.output
 
 
 def test_unknown_system_is_rejected() -> None:
-    said = CliRunner().invoke(app, ["doctor", "--on", "nothing"])
-    assert isinstance(said.exception, ConfigError)
-    assert "there is verl" in str(said.exception)
+    result = CliRunner().invoke(app, ["doctor", "--on", "nothing"])
+    assert isinstance(result.exception, ConfigError)
+    assert "there is verl" in str(result.exception)
 
 
 def test_memory_options_without_a_model_are_rejected() -> None:
-    said = CliRunner().invoke(app, ["doctor", "--device-gib", "80"])
-    assert isinstance(said.exception, ConfigError)
-    assert "--memory" in str(said.exception)
+    result = CliRunner().invoke(app, ["doctor", "--device-gib", "80"])
+    assert isinstance(result.exception, ConfigError)
+    assert "--memory" in str(result.exception)
 
 
 RECIPE = Path(__file__).parents[1] / "training" / "recipe_vowels.py"
@@ -76,9 +76,9 @@ RECIPE = Path(__file__).parents[1] / "training" / "recipe_vowels.py"
 
 def check_recipe(*words: object) -> dict[str, str]:
     """The marks and findings of `agentfly doctor RECIPE`, by check."""
-    said = CliRunner().invoke(app, ["doctor", *map(str, words)])
-    lines = re.findall(r"^(ok|FAILS) +([\w -]+): (.*(?:\n +.*)*)", said.output, re.MULTILINE)
-    assert said.exit_code == int("FAILS" in said.output), said.output
+    result = CliRunner().invoke(app, ["doctor", *map(str, words)])
+    lines = re.findall(r"^(ok|FAILS) +([\w -]+): (.*(?:\n +.*)*)", result.output, re.MULTILINE)
+    assert result.exit_code == int("FAILS" in result.output), result.output
     return {check: f"{mark} {finding}" for mark, check, finding in lines}
 
 
@@ -110,9 +110,9 @@ def test_reward_that_raises_fails_the_check(small_model: Path, tmp_path: Path, m
 def test_failed_check_has_advice_and_exit_status_1(tmp_path: Path, small_model: Path) -> None:
     recipe = tmp_path / "recipe.py"
     recipe.write_text("import no_such_package\n")
-    said = CliRunner(env={"COLUMNS": "300"}).invoke(app, ["doctor", str(recipe)])
-    assert said.exit_code == 1
-    assert "No module named 'no_such_package'" in said.output
-    assert "install what it needs" in said.output
+    result = CliRunner(env={"COLUMNS": "300"}).invoke(app, ["doctor", str(recipe)])
+    assert result.exit_code == 1
+    assert "No module named 'no_such_package'" in result.output
+    assert "install what it needs" in result.output
     other = CliRunner().invoke(app, ["doctor", str(recipe), "--on", "verl"])
     assert isinstance(other.exception, ConfigError)

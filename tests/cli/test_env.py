@@ -124,8 +124,8 @@ def env(*arguments: str, typed: str = "") -> subprocess.CompletedProcess[str]:
 def answers(run: subprocess.CompletedProcess[str], line: str) -> list[str]:
     """What came after a line that was typed, up to the next."""
     assert run.returncode == 0, run.stderr
-    after = run.stdout.partition(f"\n> {line}\n")[2]
-    return after.partition("\n> ")[0].splitlines()
+    answer = run.stdout.partition(f"\n> {line}\n")[2]
+    return answer.partition("\n> ")[0].splitlines()
 
 
 # ── list ──
@@ -190,10 +190,10 @@ def test_call_syntaxes() -> None:
         'say {"text": "y"}',
     ]
     run = env("play", "worlds.py:Counter", typed="\n".join(lines))
-    shown = [answers(run, line) for line in lines]
-    assert shown[:3] == [[f"← Pressed softly, it shows {total}.\ufffd[31m"] for total in (3, 6, 9)]
-    assert shown[3] == ["← Pressed very hard, it shows 10.\ufffd[31m"]
-    assert shown[4:] == [["← You said '1 + 1 {x}'."], ["← You said 'y'."]]
+    printed = [answers(run, line) for line in lines]
+    assert printed[:3] == [[f"← Pressed softly, it shows {total}.\ufffd[31m"] for total in (3, 6, 9)]
+    assert printed[3] == ["← Pressed very hard, it shows 10.\ufffd[31m"]
+    assert printed[4:] == [["← You said '1 + 1 {x}'."], ["← You said 'y'."]]
 
 
 def test_block_is_one_argument() -> None:
@@ -305,15 +305,15 @@ class Screen:
     def __init__(self, file: int) -> None:
         self._file, self._left = file, b""
 
-    def until(self, wanted: bytes) -> bytes:
+    def until(self, expected: bytes) -> bytes:
         """Read up to and including `wanted`; later output is buffered."""
         patience = time.monotonic() + 60
-        while wanted not in self._left:
+        while expected not in self._left:
             ready, _, _ = select.select([self._file], [], [], max(patience - time.monotonic(), 0))
             assert ready, self._left
             self._left += os.read(self._file, 4096)
-        seen, found, self._left = self._left.partition(wanted)
-        return seen + found
+        seen, match, self._left = self._left.partition(expected)
+        return seen + match
 
 
 def test_positional_arguments() -> None:

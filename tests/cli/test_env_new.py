@@ -22,7 +22,7 @@ MODULE = "guessing_game_of_numbers"
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    for name in [each for each in sys.modules if MODULE in each]:
+    for name in [module for module in sys.modules if MODULE in module]:
         monkeypatch.delitem(sys.modules, name)
     return tmp_path
 
@@ -40,11 +40,11 @@ def run(*command: object) -> str:
 
 
 def test_written_files_work() -> None:
-    said = invoke("env", "new", "GuessingGameOfNumbers")
+    result = invoke("env", "new", "GuessingGameOfNumbers")
     folder = Path(MODULE)
-    assert f"wrote {folder / MODULE}.py" in said
-    assert f"wrote {folder / 'pyproject.toml'}" in said
-    assert f"agentfly env check {folder / MODULE}.py" in said
+    assert f"wrote {folder / MODULE}.py" in result
+    assert f"wrote {folder / 'pyproject.toml'}" in result
+    assert f"agentfly env check {folder / MODULE}.py" in result
     for width in (88, 120):
         run(sys.executable, "-m", "ruff", "check", "--isolated", "--select", "E,F,I,B,UP,SIM,RUF", "--line-length",
             width, "--config", f"src=['{folder}']", folder)  # fmt: skip
@@ -80,7 +80,7 @@ def test_existing_files_are_not_overwritten() -> None:
     Path("there/pyproject.toml").write_text("mine")
     with pytest.raises(ConfigError, match=r"there/pyproject.toml already exists; remove it, or choose another folder"):
         raise _invoke_error("env", "new", MODULE, "--out", "there")
-    assert [each.name for each in Path("there").iterdir()] == ["pyproject.toml"]
+    assert [path.name for path in Path("there").iterdir()] == ["pyproject.toml"]
     Path(f"there/{MODULE}.py").touch()
     assert "pyproject.toml already exist; remove them" in str(_invoke_error("env", "new", MODULE, "--out", "there"))
     Path("file").touch()
@@ -94,7 +94,7 @@ def _invoke_error(*words: object) -> AgentFlyError:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("", "not a module name"),
         ("1st", "not a module name"),
@@ -112,8 +112,8 @@ def _invoke_error(*words: object) -> AgentFlyError:
         ("tool-call", "already the name of something else"),
     ],
 )
-def test_bad_names_are_rejected(name: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_bad_names_are_rejected(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         module_name(name)
 
 
@@ -141,5 +141,5 @@ def test_failed_check_exits_with_one() -> None:
     assert "n/a   expert solves" in result.output
     assert "Broken: " in result.output
     Path("tasks.jsonl").write_text('{"question": "a"}\n')
-    given = CliRunner().invoke(app, ["env", "check", "broken.py:Broken", "--tasks", "tasks.jsonl", "--seconds", "9"])
-    assert "reward bounds         it names no reward" in given.output
+    result = CliRunner().invoke(app, ["env", "check", "broken.py:Broken", "--tasks", "tasks.jsonl", "--seconds", "9"])
+    assert "reward bounds         it names no reward" in result.output

@@ -53,12 +53,12 @@ def invoke(*words: object) -> Any:
 
 
 def test_recipe_eval_tasks(recipe: Path, tmp_path: Path) -> None:
-    shown = invoke(recipe, "-n", 2, "--greedy", "--by", "level", "--out", tmp_path / "out")
-    assert shown.exit_code == 0
-    assert shown.stdout.startswith("evaluating bytes on 4 tasks: at most 2 turns of 1024 tokens\n")
+    result = invoke(recipe, "-n", 2, "--greedy", "--by", "level", "--out", tmp_path / "out")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("evaluating bytes on 4 tasks: at most 2 turns of 1024 tokens\n")
     for word in ("pass@2", "greedy", "level", "95% interval", "4 tasks, 12 chains (4 of them greedy)"):
-        assert word in shown.stdout
-    assert "chains: 12 of 12, reward " in shown.stderr
+        assert word in result.stdout
+    assert "chains: 12 of 12, reward " in result.stderr
     assert len((tmp_path / "out" / "chains.jsonl").read_text().splitlines()) == 13
     again = invoke(recipe, "-n", 2, "--greedy", "--out", tmp_path / "out", "--json")
     figures = json.loads(again.stdout)
@@ -70,10 +70,10 @@ def test_recipe_eval_tasks(recipe: Path, tmp_path: Path) -> None:
 def test_progress_shows_the_reward_of_the_sampled_chains_as_the_table_does(recipe: Path) -> None:
     greedy_is_right = '"4" if turn.chain.endswith("/2") else "5"'  # chains 0 and 1 are sampled
     recipe.write_text(RECIPE.replace('"4" if turn.random.random() < 0.5 else "5"', greedy_is_right))
-    shown = invoke(recipe, "-n", 2, "--greedy", "--json")
-    figures = json.loads(shown.stdout)
+    result = invoke(recipe, "-n", 2, "--greedy", "--json")
+    figures = json.loads(result.stdout)
     assert (figures["reward"][0], figures["greedy"][0]) == (0.0, 1.0)
-    assert "chains: 12 of 12, reward 0.000" in shown.stderr
+    assert "chains: 12 of 12, reward 0.000" in result.stderr
 
 
 def test_data_file_replaces_recipe_tasks(recipe: Path, tmp_path: Path) -> None:
@@ -101,10 +101,10 @@ def test_model_behind_an_api(openai_server: OpenAIServer, tmp_path: Path, monkey
     with pytest.raises(ConfigError, match="started with model='big-one', not 'small-one'"):
         invoke(tmp_path / "own.py", *log)
     server = ["--backend", "client", "--base-url", openai_server.url]
-    shown = invoke(tmp_path / "api.py", *server, "--model", "big-one", "--json")
-    figures = json.loads(shown.stdout)
+    result = invoke(tmp_path / "api.py", *server, "--model", "big-one", "--json")
+    figures = json.loads(result.stdout)
     assert (figures["model"], figures["reward"][0]) == ("big-one", 1.0)
-    assert shown.stderr.startswith("evaluating big-one on 4 tasks: at most 2 turns of 1024 tokens\n")
+    assert result.stderr.startswith("evaluating big-one on 4 tasks: at most 2 turns of 1024 tokens\n")
     assert {body["model"] for body in openai_server.bodies("/chat/completions")} == {"big-one"}
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(
@@ -181,14 +181,14 @@ def test_stopped_evaluation_resumes(number: signal.Signals, tmp_path: Path, monk
     assert done < 128
     stopped = f"stopped after {done} of 128 chains of 4 tasks; finished chains are in {chains}, and the same command"
     assert (stopped in files[2].read_text()) == (number == signal.SIGINT)
-    whole, again = (run_command(*each) for each in (arguments, [*arguments, "--out", out]))
+    whole, again = (run_command(*words) for words in (arguments, [*arguments, "--out", out]))
     assert (again.returncode, again.stdout) == (0, whole.stdout)
     assert "chains: 128 of 128" in again.stderr
     assert chains.read_bytes().count(b"\n") == 129
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (["-n", 0], "chains must be a whole number"),
         (["--max-concurrent", 0], "max_concurrent_chains must be"),
@@ -197,10 +197,10 @@ def test_stopped_evaluation_resumes(number: signal.Signals, tmp_path: Path, monk
         (["--out", "figures.txt"], "ends with .jsonl"),
     ],
 )
-def test_bad_flag_is_rejected_before_the_recipe_is_loaded(tmp_path: Path, flags: list[Any], said: str) -> None:
+def test_bad_flag_is_rejected_before_the_recipe_is_loaded(tmp_path: Path, flags: list[Any], message: str) -> None:
     path, drawn = tmp_path / "recipe.py", tmp_path / "drawn"
     path.write_text(f"open({str(drawn)!r}, 'w').close()\n" + RECIPE)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         invoke(path, *flags)
     assert not drawn.exists()
     invoke(path)

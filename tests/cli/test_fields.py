@@ -23,7 +23,7 @@ def test_every_field_is_documented() -> None:
 
 
 def test_every_field_is_listed_with_its_default() -> None:
-    listed = {each.name: each for fields in list_fields().values() for each in fields}
+    listed = {field.name: field for fields in list_fields().values() for field in fields}
     for name, value in TrainConfig().flat().items():
         if name in ("run_options", "sampling.seed"):  # its fields have a section; it is written as seed
             continue
@@ -34,14 +34,14 @@ def test_every_field_is_listed_with_its_default() -> None:
 def test_algorithms_and_backends_with_settings_have_a_section() -> None:
     sections = list_fields()
     for name, algorithm in ALGORITHMS.items():
-        fields = [each.name for each in sections.get(f"algorithm={name}", [])]
-        assert fields == [f"algorithm.{each.name}" for each in dataclasses.fields(algorithm)]
+        fields = [field.name for field in sections.get(f"algorithm={name}", [])]
+        assert fields == [f"algorithm.{field.name}" for field in dataclasses.fields(algorithm)]
     missing = {f"backend={name}" for name in BACKENDS} - sections.keys()
     assert missing == {"backend=async_vllm", "backend=scripted"}  # another name, and one that cannot be trained
 
 
 @pytest.mark.parametrize(
-    ("asked", "found"),
+    ("query", "names"),
     [
         ("optimizer.learning_rate", ["optimizer.learning_rate"]),
         ("weight_decay", ["optimizer.weight_decay"]),
@@ -50,8 +50,8 @@ def test_algorithms_and_backends_with_settings_have_a_section() -> None:
         ("algorithm=gigpo", ["algorithm.weight", "algorithm.gamma", "algorithm.std"]),
     ],
 )
-def test_fields_are_found_by_name_and_group(asked: str, found: list[str]) -> None:
-    assert [each.name for fields in find_fields(asked).values() for each in fields] == found
+def test_fields_are_found_by_name_and_group(query: str, names: list[str]) -> None:
+    assert [field.name for fields in find_fields(query).values() for field in fields] == names
 
 
 def test_unknown_field_names_close_ones() -> None:

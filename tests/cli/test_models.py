@@ -29,10 +29,10 @@ def invoke(*words: str) -> tuple[int, str]:
 
 
 def test_list_shows_state_and_folder(tmp_path: Path) -> None:
-    code, before = invoke()
+    code, listing = invoke()
     assert code == 0
-    for part in ("toy", "2 M", "MIT", "not prepared", str(tmp_path / "models" / "toy-1")):
-        assert part in before
+    for text in ("toy", "2 M", "MIT", "not prepared", str(tmp_path / "models" / "toy-1")):
+        assert text in listing
     assert invoke("prepare", "toy") == (0, f"{tmp_path / 'models' / 'toy-1'}\n")
     assert "ready" in invoke()[1]
 
@@ -43,10 +43,10 @@ def test_check_finds_a_changed_byte_and_prepare_rebuilds(tmp_path: Path) -> None
     invoke("prepare", "toy")
     assert invoke("check") == (0, "toy: good\n")
     (tmp_path / "models" / "toy-1" / "weights").write_bytes(b"1235")
-    code, said = invoke("check")
+    code, output = invoke("check")
     assert code == 1
-    assert "weights is not what was written" in said
-    assert "agentfly models prepare toy" in said
+    assert "weights is not what was written" in output
+    assert "agentfly models prepare toy" in output
     invoke("prepare", "toy")
     assert invoke("check", "toy") == (0, "toy: good\n")
 

@@ -91,8 +91,8 @@ MAY_FAIL = {"models check": "tiny is not prepared"}
 def list_commands(command: Any, prefix: str = "") -> list[str]:
     """The commands that can be typed: leaves, and groups that do something by themselves."""
     children = getattr(command, "commands", {})
-    own = [prefix] if prefix and (not children or command.invoke_without_command) else []
-    return own + [name for key, each in children.items() for name in list_commands(each, f"{prefix} {key}".strip())]
+    names = [prefix] if prefix and (not children or command.invoke_without_command) else []
+    return names + [name for key, child in children.items() for name in list_commands(child, f"{prefix} {key}".strip())]
 
 
 def test_every_command_is_covered() -> None:
@@ -143,11 +143,11 @@ def test_commands_leave_nothing_outside_their_output_and_the_cache(tmp_path: Pat
         "VOWELS_MODEL": str(small_model),
     }
     java = shutil.which("java") and importlib.util.find_spec("scienceworld")
-    known = set(list_commands(typer.main.get_command(app)))
+    installed = set(list_commands(typer.main.get_command(app)))
     commands = {
         name: [word.format(**names) for word in words]
         for name, words in COMMANDS.items()
-        if {" ".join(word for word in words[:2] if word.isalpha()), words[0]} & known
+        if {" ".join(word for word in words[:2] if word.isalpha()), words[0]} & installed
         and (java or name != "env play ScienceWorld")
     }
     done = subprocess.run(

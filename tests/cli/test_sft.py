@@ -55,54 +55,54 @@ def invoke(*words: object) -> Any:
     return result
 
 
-def losses(shown: str) -> list[float]:
-    return [float(line.partition("loss ")[2].partition(",")[0]) for line in shown.splitlines() if "held out," in line]
+def losses(output: str) -> list[float]:
+    return [float(line.partition("loss ")[2].partition(",")[0]) for line in output.splitlines() if "held out," in line]
 
 
 def test_new_model_tokenizer_covers_the_demonstrations(recipe: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     out = tmp_path / "new"
-    shown = invoke(recipe, "--model", "new", "--expert", 12, "--steps", 8, "--learning-rate", 0.003, "--out", out)
-    before, after = losses(shown.stdout)
+    result = invoke(recipe, "--model", "new", "--expert", 12, "--steps", 8, "--learning-rate", 0.003, "--out", out)
+    initial_loss, final_loss = losses(result.stdout)
     tokenizer = AutoTokenizer.from_pretrained(out)
     assert AutoModelForCausalLM.from_pretrained(out).num_parameters() < 2e6
     assert len(tokenizer.encode("lookup")) == 1
-    assert after < before
+    assert final_loss < initial_loss
 
 
 def test_sft_on_expert_writes_a_transformers_model(recipe: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     out = tmp_path / "learned"
-    shown = invoke(
+    result = invoke(
         recipe, "--expert", 12, "--steps", 20, "--learning-rate", 0.01, "--validation-fraction", 0.25, "--out", out
     )
-    assert shown.exit_code == 0
-    assert "9 demonstrations to imitate, 3 held out" in shown.stdout
-    assert "steps: 20 of 20, loss " in shown.stdout
-    before, after = losses(shown.stdout)
-    assert after < before - 1
-    assert f"written to {out}" in shown.stdout.replace("\n", "")
+    assert result.exit_code == 0
+    assert "9 demonstrations to imitate, 3 held out" in result.stdout
+    assert "steps: 20 of 20, loss " in result.stdout
+    initial_loss, final_loss = losses(result.stdout)
+    assert final_loss < initial_loss - 1
+    assert f"written to {out}" in result.stdout.replace("\n", "")
     AutoModelForCausalLM.from_pretrained(out)
     assert AutoTokenizer.from_pretrained(out).chat_template
-    assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".")] == []
-    more = invoke(
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+    second_result = invoke(
         recipe, "--expert", 4, "--steps", 1, "--validation-fraction", 0.5, "--model", out, "--out", tmp_path / "more"
     )
-    assert losses(more.stdout)[0] < before - 1  # it went on from what was learned
+    assert losses(second_result.stdout)[0] < initial_loss - 1  # it went on from what was learned
 
 
 def test_model_keeps_the_template_it_was_trained_with(recipe: Path, tmp_path: Path) -> None:
     out = tmp_path / "warm"
     invoke(recipe, "--model", "new", "--template", "chatml", "--expert", 2, "--steps", 1, "--out", out)
     settings: dict[str, Any] = {"backend": "scripted", "backend_config": {"script": "-"}, "tools": [calculate]}
-    own = HFAgent(model_name_or_path=str(out), **settings).template
+    saved_template = HFAgent(model_name_or_path=str(out), **settings).template
     named = HFAgent(model_name_or_path=str(out), **settings, template="chatml").template
-    assert own is not None
+    assert saved_template is not None
     assert named is not None
-    assert own.source == named.source
-    assert own.parser is named.parser
+    assert saved_template.source == named.source
+    assert saved_template.parser is named.parser
 
 
 def test_intermediate_models_are_written(recipe: Path, tmp_path: Path) -> None:
@@ -147,8 +147,8 @@ def test_sft_on_file(recipe: Path, tmp_path: Path, caplog: pytest.LogCaptureFixt
     ]
     overlong = [{"role": "user", "content": "red " * 1000}, *talk[1:]]
     demos.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in (talk, overlong)))
-    shown = invoke(recipe, "--demos", demos, "--steps", 2, "--out", tmp_path / "learned")
-    assert "1 demonstrations to imitate, 0 held out" in shown.stdout
+    result = invoke(recipe, "--demos", demos, "--steps", 2, "--out", tmp_path / "learned")
+    assert "1 demonstrations to imitate, 0 held out" in result.stdout
     assert "1 of 2 demonstrations are longer than the 512 positions of the model and are left out" in caplog.text
     assert (tmp_path / "learned" / "model.safetensors").exists()
 
@@ -156,8 +156,8 @@ def test_sft_on_file(recipe: Path, tmp_path: Path, caplog: pytest.LogCaptureFixt
 def test_dropped_demonstrations_are_reported(recipe: Path, tmp_path: Path) -> None:
     spoiled = tmp_path / "spoiled.py"
     spoiled.write_text(recipe.read_text() + "tasks[0]['answer'] = 'nothing'\n")
-    shown = invoke(spoiled, "--expert", 3, "--steps", 1, "--out", tmp_path / "learned")
-    assert "1 of 3 demonstrations dropped: 1 × reward 0" in shown.stdout
+    result = invoke(spoiled, "--expert", 3, "--steps", 1, "--out", tmp_path / "learned")
+    assert "1 of 3 demonstrations dropped: 1 × reward 0" in result.stdout
     with pytest.raises(ConfigError, match="none of the expert's 1 chains earned 1: nothing to imitate"):
         invoke(spoiled, "--expert", 1, "--steps", 1, "--out", tmp_path / "more")
 

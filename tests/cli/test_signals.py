@@ -123,7 +123,7 @@ def test_sigterm_closes_environments_where_sigint_is_ignored() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["run", "recipe.py"], "agentfly run: stopped\n"),
         (["eval", "recipe.py"], "stopped after 0 of 1 chains of 1 tasks; nothing is kept: --out FOLDER stores"),
@@ -131,10 +131,10 @@ def test_sigterm_closes_environments_where_sigint_is_ignored() -> None:
     ],
     ids=["run", "eval", "sft"],
 )
-def test_sigint_says_what_is_kept(words: list[str], said: str) -> None:
+def test_sigint_says_what_is_kept(words: list[str], message: str) -> None:
     assert end_by(signal.SIGINT, words) == 130
     printed = Path("stdout").read_text() + Path("stderr").read_text()
-    assert said in printed
+    assert message in printed
     assert "Traceback" not in printed
     assert Path("closed").read_text() == "x"
 

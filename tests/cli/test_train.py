@@ -57,7 +57,7 @@ def test_run_directories_are_numbered_and_printed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ([], "give a recipe, or --resume"),
         ([RECIPE, "--resume", "x"], "a run is resumed as it was started"),
@@ -96,7 +96,7 @@ def test_run_directories_are_numbered_and_printed() -> None:
         ([RECIPE, "model=./adapter"], "is an adapter (lora_rank=…), not a whole model"),
     ],
 )
-def test_bad_arguments_are_rejected(words: list[object], said: str) -> None:
+def test_bad_arguments_are_rejected(words: list[object], message: str) -> None:
     for step in ("step-000010", "step-000020"):
         model = Path("run", "checkpoints", step, "model")
         model.mkdir(parents=True)
@@ -108,7 +108,7 @@ def test_bad_arguments_are_rejected(words: list[object], said: str) -> None:
     Path("empty").mkdir()
     Path("adapter").mkdir()
     Path("adapter", "adapter_config.json").write_text("{}")
-    assert said in invoke_error(*words)
+    assert message in invoke_error(*words)
     assert not list(Path("runs").glob("*"))
 
 
@@ -188,19 +188,21 @@ def test_recipe_without_config_is_rejected(tmp_path: Path) -> None:
 def test_interrupted_run_leaves_a_checkpoint_and_a_report(
     target: Callable[..., None], number: signal.Signals, status: int
 ) -> None:
-    place = "here-" + 60 * "x"  # the command that resumes it is longer than a line, and is not broken
-    arguments = ["train", str(RECIPE), "steps=1000", "checkpoint.every=1000", "--run", place]
+    folder_name = "here-" + 60 * "x"  # the command that resumes it is longer than a line, and is not broken
+    arguments = ["train", str(RECIPE), "steps=1000", "checkpoint.every=1000", "--run", folder_name]
     files = [Path(name).absolute() for name in ("stdin", "stdout", "stderr")]
     files[0].touch()
     with fork(target, arguments, files, Path.cwd()) as process:
-        while process.is_alive() and not Path(place, "metrics.jsonl").exists():
+        while process.is_alive() and not Path(folder_name, "metrics.jsonl").exists():
             time.sleep(0.05)
         os.kill(process.pid or 0, number)
         process.join(60)
         assert process.exitcode == status
-    run = RunDirectory(place)
+    run = RunDirectory(folder_name)
     done = run.records()[-1].step
-    assert f"stopped after step {done} of 1000; resume with: agentfly train --resume {place}" in files[1].read_text()
+    assert (
+        f"stopped after step {done} of 1000; resume with: agentfly train --resume {folder_name}" in files[1].read_text()
+    )
     assert (run.checkpoints / f"step-{done:06}" / "manifest.json").is_file()
     assert run.report.exists()
 
@@ -237,8 +239,8 @@ def test_train_and_resume_from_python(small_model: Path) -> None:
         optimizer={"learning_rate": 1e-3}, steps=2, loggers=(),
     )  # fmt: skip
     run = train(agent, tasks, config, eval_tasks=eval_tasks, run="here")
-    before = run.records()
-    assert [record.step for record in before] == [0, 1, 2]
+    first_records = run.records()
+    assert [record.step for record in first_records] == [0, 1, 2]
     again = train(agent, tasks, config, eval_tasks=eval_tasks, run="here", resume=True)
     assert [record.step for record in again.records()] == [0, 1, 2]
     with pytest.raises(AgentFlyError, match=r"was started with optimizer\.learning_rate=0\.001"):

@@ -37,10 +37,10 @@ def test_it_prints_its_address_and_serves_until_a_signal(tmp_path: Path) -> None
 def test_export_prints_what_it_wrote(tmp_path: Path) -> None:
     make_run(tmp_path / "run").close()
     page = tmp_path / "page.html"
-    asked = ["view", str(tmp_path / "run"), "--export", str(page), "--filter", "step=1", "--filter", "tool=search"]
-    said = CliRunner().invoke(app, asked)
-    assert said.exit_code == 0, said.output
-    assert "This page has 6 of the 14 chains of 1 run (filters: step=1, tool=search)." in said.output
+    arguments = ["view", str(tmp_path / "run"), "--export", str(page), "--filter", "step=1", "--filter", "tool=search"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "This page has 6 of the 14 chains of 1 run (filters: step=1, tool=search)." in result.output
     assert page.stat().st_size > 10_000
 
 
@@ -62,6 +62,6 @@ def test_bad_arguments_are_refused(
 ) -> None:
     make_run(tmp_path / "run").close()
     monkeypatch.chdir(tmp_path)
-    said = CliRunner().invoke(app, ["view", *arguments])
-    assert isinstance(said.exception, error)
-    assert message in str(said.exception)
+    result = CliRunner().invoke(app, ["view", *arguments])
+    assert isinstance(result.exception, error)
+    assert message in str(result.exception)

@@ -56,7 +56,9 @@ async def test_branches_share_the_prefix_and_continue_in_copies_of_the_environme
     agent = byte_agent(presses, tools=[Counter], reward=shown)
     result = await agent.run(["a", "b"], num_chains=2, branching=BRANCHING, seed=3)
     assert [(chain.group, chain.chain, chain.branch_of) for chain in result] == [
-        (group, *each) for group in (0, 1) for each in ((0, None), (1, None), (2, 0), (3, 0), (4, 1), (5, 1))
+        (group, *chain_and_origin)
+        for group in (0, 1)
+        for chain_and_origin in ((0, None), (1, None), (2, 0), (3, 0), (4, 1), (5, 1))
     ]
     for group in result.groups:
         for chain in group[2:]:
@@ -70,19 +72,19 @@ async def test_branches_share_the_prefix_and_continue_in_copies_of_the_environme
             assert Trajectory.from_json(chain.to_json()) == chain
         for chain in group:  # no branch has acted in the environment of another
             assert chain.reward == numbers(chain)[-1]
-            assert [each.text for each in chain.messages if each.role == "assistant"][-1] == "done"
+            assert [message.text for message in chain.messages if message.role == "assistant"][-1] == "done"
     again = await agent.run(["a", "b"], num_chains=2, branching=BRANCHING, seed=3)
     assert again.rewards == result.rewards
 
 
 async def test_limit_of_concurrent_chains_holds_with_branches() -> None:
-    running = most = 0
+    running = peak = 0
 
     class Watched(Counter):
         async def reset(self, task: Task) -> None:
-            nonlocal running, most
+            nonlocal running, peak
             running += 1
-            most = max(most, running)
+            peak = max(peak, running)
             await super().reset(task)
 
         @tool
@@ -98,7 +100,7 @@ async def test_limit_of_concurrent_chains_holds_with_branches() -> None:
     agent = byte_agent(ScriptedBackend(script, latency=0.001), tools=[Watched])
     result = await agent.run(["a"] * 3, num_chains=2, branching=BRANCHING, max_concurrent_chains=2)
     assert len(result) == 3 * 6
-    assert most == 2
+    assert peak == 2
     assert running == 0
 
 
@@ -165,7 +167,7 @@ async def test_retried_branch_records_failures_before_its_fork_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"branching": {"turn": 10, "branches": 2}}, "would have no effect: chains have at most 10"),
         ({"branching": {"turn": 1, "branches": 1}}, "branching: branches must be a whole number of at least 2"),
@@ -174,8 +176,8 @@ async def test_retried_branch_records_failures_before_its_fork_once() -> None:
         ({"branching": 3}, "must be a Branching or a mapping"),
     ],
 )
-async def test_wrong_branching_is_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+async def test_wrong_branching_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         await byte_agent(presses, tools=[Counter]).run("a", **options)
 
 

@@ -44,7 +44,7 @@ async def test_calls_above_the_limit_are_answered_and_not_run(count: Any, ran: l
     assert answers[-1].text == (
         f"Error: at most {LIMIT} tool calls are run per reply. This call and all calls after it were not run."
     )
-    assert [each.status for each in trajectory.calls] == [CallStatus.OK] * LIMIT + [CallStatus.INVALID]
+    assert [call.status for call in trajectory.calls] == [CallStatus.OK] * LIMIT + [CallStatus.INVALID]
     assert result.metrics["calls/invalid_rate"] == 1 / (LIMIT + 1)
     assert trajectory.stop is StopReason.ANSWER
 
@@ -56,7 +56,9 @@ async def test_every_call_of_the_history_has_one_answer(count: Any) -> None:
     await HFAgent("m", tools=[count], backend=backend).run("Go.", max_calls_per_turn=2)
     assistant, *answers = backend.requests[1].messages[1:]
     assert (
-        [each.id for each in assistant.tool_calls] == [each.tool_call_id for each in answers] == ["id0", "id1", "id2"]
+        [call.id for call in assistant.tool_calls]
+        == [answer.tool_call_id for answer in answers]
+        == ["id0", "id1", "id2"]
     )
     assert [answer.text for answer in answers[:2]] == ["counted 0", "counted 1"]
     assert answers[2].text.startswith("Error: at most 2 tool calls")
@@ -79,7 +81,7 @@ async def test_a_chain_that_ends_skips_the_call_above_the_limit() -> None:
     reply = call("finish", answer="4") + call("finish", answer="5")
     (trajectory,) = await byte_agent([reply], tools=[finish]).run("Go.", max_calls_per_turn=1)
     assert (trajectory.stop, trajectory.prediction) == (StopReason.TOOL_END, "4")
-    assert [each.status for each in trajectory.calls] == [CallStatus.OK, CallStatus.SKIPPED]
+    assert [call.status for call in trajectory.calls] == [CallStatus.OK, CallStatus.SKIPPED]
 
 
 @pytest.mark.parametrize("value", [0, None, MAX_CALLS + 1, 2.0, True])

@@ -67,10 +67,10 @@ def exact(
         at = end
     assert at == len(tokens)
     spans = segment.spans
-    for before, after in pairwise(spans):
-        if before.author is Author.MODEL and after.author is not Author.MODEL and len(after):
-            closed = before.ids[-1] in stop_ids
-            assert (after.author is Author.TEMPLATE) == (not closed)
+    for span, next_span in pairwise(spans):
+        if span.author is Author.MODEL and next_span.author is not Author.MODEL and len(next_span):
+            closed = span.ids[-1] in stop_ids
+            assert (next_span.author is Author.TEMPLATE) == (not closed)
     assert all(len(span) == 1 for span in spans if span.author is Author.TEMPLATE)
 
 
@@ -165,8 +165,8 @@ async def test_text_of_a_tool_that_spells_control_tokens_stays_text() -> None:
     agent = byte_agent([call("leak"), "ok"], tools=[leak])
     (trajectory,) = await agent.run("Go.")
     assert agent.template is not None
-    shown = next(s for s in trajectory.segments[0].spans if s.author is Author.TOOL)
-    assert shown.ids.tolist().count(agent.template.close_id) == 1
+    observation_span = next(s for s in trajectory.segments[0].spans if s.author is Author.TOOL)
+    assert observation_span.ids.tolist().count(agent.template.close_id) == 1
 
 
 # ── history as the template would render it ──
@@ -358,7 +358,7 @@ async def test_tool_error_is_answered_and_recorded() -> None:
 async def test_truncated_call_ends_the_chain() -> None:
     trajectory = await run([call("add", a=1, b=2)], sampling={"max_tokens": 20})
     assert trajectory.stop is StopReason.TRUNCATED
-    assert all(each.status is not CallStatus.OK for each in trajectory.calls)
+    assert all(call.status is not CallStatus.OK for call in trajectory.calls)
     assert trajectory.stop.failure is FailureKind.TRUNCATION
 
 
@@ -383,7 +383,7 @@ async def test_a_tool_that_ends_the_chain_stops_the_turn_at_once() -> None:
     assert trajectory.stop is StopReason.TOOL_END
     assert trajectory.prediction == "7"
     assert ran == ["before"]
-    statuses = [each.status for each in trajectory.calls]
+    statuses = [call.status for call in trajectory.calls]
     assert statuses == [CallStatus.OK, CallStatus.OK, CallStatus.SKIPPED, CallStatus.SKIPPED]
     assert len(trajectory.turns) == 1
     assert [m.role for m in trajectory.messages][-4:] == ["tool"] * 4
@@ -392,7 +392,7 @@ async def test_a_tool_that_ends_the_chain_stops_the_turn_at_once() -> None:
 async def test_a_tool_that_ends_the_chain_does_not_when_its_call_is_invalid() -> None:
     calls = call("finish", wrong="7") + "\n" + call("add", a=1, b=1)
     trajectory = await run([calls, call("finish", answer="8")])
-    assert [each.status for each in trajectory.turns[0].calls] == [CallStatus.INVALID, CallStatus.OK]
+    assert [call.status for call in trajectory.turns[0].calls] == [CallStatus.INVALID, CallStatus.OK]
     assert trajectory.prediction == "8"
 
 
@@ -410,13 +410,13 @@ async def test_tool_can_end_the_chain_by_its_return_value() -> None:
     trajectory = await run(["\n".join(calls)], tools=[Door, finish])
     assert trajectory.stop is StopReason.TOOL_END
     assert trajectory.prediction == "pushed 2"
-    assert [each.status for each in trajectory.calls] == [CallStatus.OK] * 2 + [CallStatus.SKIPPED] * 2
+    assert [call.status for call in trajectory.calls] == [CallStatus.OK] * 2 + [CallStatus.SKIPPED] * 2
 
 
 async def test_max_turns_is_the_number_of_replies_and_the_last_calls_are_run() -> None:
     trajectory = await run([call("add", a=1, b=1)] * 5, max_turns=3)
     assert (trajectory.stop, len(trajectory.turns)) == (StopReason.MAX_TURNS, 3)
-    assert [each.status for each in trajectory.calls] == [CallStatus.OK] * 3
+    assert [call.status for call in trajectory.calls] == [CallStatus.OK] * 3
     assert trajectory.messages[-1].text == "2"
     assert trajectory.segments[0].spans[-1].author is Author.TOOL
     assert len(trajectory.segments[0].spans[-1]) == 0
@@ -449,9 +449,11 @@ async def test_context_limit_reduces_max_tokens_and_stops_before_sampling() -> N
     assert (refused.stop, refused.turns, backend.requests) == (StopReason.CONTEXT_LIMIT, (), [])
 
 
-@pytest.mark.parametrize("given", [None, 300])
-async def test_context_limit_of_the_backend_applies(given: int | None) -> None:
-    (trajectory,) = await byte_agent(Recording(["x" * 500], context_length=100)).run("Go.", context_length=given)
+@pytest.mark.parametrize("limit_of_settings", [None, 300])
+async def test_context_limit_of_the_backend_applies(limit_of_settings: int | None) -> None:
+    (trajectory,) = await byte_agent(Recording(["x" * 500], context_length=100)).run(
+        "Go.", context_length=limit_of_settings
+    )
     assert trajectory.stop is StopReason.CONTEXT_LIMIT
     assert len(trajectory.segments[0]) == 100
 
@@ -546,7 +548,7 @@ async def test_turn_is_recorded_when_its_calls_fail() -> None:
     assert {span.turn for span in trajectory.segments[0].spans if span.author is Author.MODEL} == {0, 1}
     kinds = [(failure.kind, failure.turn, failure.attempt) for failure in trajectory.failures]
     one = [(FailureKind.TOOL, 0), (FailureKind.ENVIRONMENT, 1)]
-    assert kinds == [(*each, attempt) for attempt in (0, 1) for each in one]
+    assert kinds == [(*failure, attempt) for attempt in (0, 1) for failure in one]
 
 
 async def test_environment_that_dies_before_the_reward_is_retried() -> None:

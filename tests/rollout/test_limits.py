@@ -17,10 +17,10 @@ def test_recovery_rule_from_text_mapping_and_rule() -> None:
     assert RecoveryRule("end").then is NextStep.END  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("given", ["stop", {"thn": "end"}, {"limit": 0}, {"then": "end", "nudge": "x"}, 3])
-def test_invalid_recovery_rule_is_rejected(given: Any) -> None:
+@pytest.mark.parametrize("rule", ["stop", {"thn": "end"}, {"limit": 0}, {"then": "end", "nudge": "x"}, 3])
+def test_invalid_recovery_rule_is_rejected(rule: Any) -> None:
     with pytest.raises(ConfigError):
-        RecoveryRule.of(given)
+        RecoveryRule.of(rule)
 
 
 def test_every_failure_has_a_treatment_and_an_end_without_failure_trains() -> None:
@@ -39,8 +39,8 @@ def test_only_environment_and_backend_faults_are_retried() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [{"max_turns": 0}, {"max_turns": None}, {"chain_seconds": -1}, {"context_length": "8k"}]
+    "limits", [{"max_turns": 0}, {"max_turns": None}, {"chain_seconds": -1}, {"context_length": "8k"}]
 )
-def test_limits_are_numbers_above_zero(given: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(given))):
-        ChainLimits(**given)
+def test_limits_are_numbers_above_zero(limits: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(limits))):
+        ChainLimits(**limits)

@@ -67,17 +67,17 @@ async def test_num_chains_defaults_to_one_and_columns_stay_with_their_task() -> 
 
 
 async def test_max_concurrent_chains_is_reached_and_never_exceeded() -> None:
-    now, most = 0, 0
+    now, peak = 0, 0
 
     async def speak(turn: ScriptedTurn) -> str:
-        nonlocal now, most
-        now, most = now + 1, max(most, now + 1)
+        nonlocal now, peak
+        now, peak = now + 1, max(peak, now + 1)
         await asyncio.sleep(0.001)
         now -= 1
         return "ok"
 
     await byte_agent(speak).run(QUESTIONS, num_chains=5, max_concurrent_chains=3)
-    assert most == 3
+    assert peak == 3
 
 
 async def test_chains_run_independently() -> None:
@@ -241,18 +241,18 @@ async def test_a_task_that_cannot_be_rendered_fails_alone() -> None:
 
 
 async def test_failed_reward_is_retried_and_fails_only_its_chain() -> None:
-    asked: Counter[int] = Counter()
+    calls_by_chain: Counter[int] = Counter()
 
     @reward
     def picky(prediction: str, answer: int) -> float:
-        asked[answer] += 1
-        if answer == 1 or (answer == 2 and asked[2] == 1):
+        calls_by_chain[answer] += 1
+        if answer == 1 or (answer == 2 and calls_by_chain[2] == 1):
             raise ValueError("no judge")
         return 1.0
 
     result = await byte_agent("ok", reward=picky).run(QUESTIONS)
     assert result.rewards == [1.0, None, 1.0, 1.0]
-    assert dict(asked) == {0: 1, 1: 2, 2: 2, 3: 1}
+    assert dict(calls_by_chain) == {0: 1, 1: 2, 2: 2, 3: 1}
     assert [t.treatment for t in result] == [
         TrainingTreatment.TRAIN,
         TrainingTreatment.MASK,
@@ -326,7 +326,7 @@ async def test_environment_fault_is_retried_with_a_new_instance(shaky: type[Shak
     assert [type(e) for e in events if isinstance(e, ChainStarted | ChainRetried | ChainEnded)] == [
         ChainStarted, ChainRetried, ChainStarted, ChainEnded,
     ]  # fmt: skip
-    assert [(each.evicted, each.started) for each in agent.manager.pool_metrics()] == [(1, 2)]
+    assert [(pool.evicted, pool.started) for pool in agent.manager.pool_metrics()] == [(1, 2)]
     await nothing_is_lent(agent)
 
 
@@ -455,15 +455,15 @@ def hanging(phase: str) -> BaseAgent:
 
 @asynccontextmanager
 async def leaves_nothing_behind(agent: BaseAgent) -> AsyncIterator[None]:
-    before = asyncio.all_tasks()
+    earlier_tasks = asyncio.all_tasks()
     yield
     await nothing_is_lent(agent)
-    assert asyncio.all_tasks() == before
+    assert asyncio.all_tasks() == earlier_tasks
 
 
 async def nothing_is_lent(agent: BaseAgent) -> None:
     """What is left is idle or on its way, and goes with the manager."""
-    assert [(each.leased, each.waiting) for each in agent.manager.pool_metrics() if each.leased or each.waiting] == []
+    assert [(pool.leased, pool.waiting) for pool in agent.manager.pool_metrics() if pool.leased or pool.waiting] == []
     await agent.manager.close()
     assert agent.manager.num_instances == 0
 
@@ -523,15 +523,15 @@ async def test_closing_the_iterator_early_releases_everything() -> None:
 
 async def test_dropped_iterator_is_closed_by_the_loop() -> None:
     agent = byte_agent(ScriptedBackend([call("draw", line="x"), "done"], latency=random_latency(3)), tools=[Board])
-    before = asyncio.all_tasks()
+    earlier_tasks = asyncio.all_tasks()
     async for _ in agent.iterate(QUESTIONS, num_chains=4):
         break
     gc.collect()
     async with asyncio.timeout(60):
-        while any(each.leased or each.waiting for each in agent.manager.pool_metrics()):
+        while any(pool.leased or pool.waiting for pool in agent.manager.pool_metrics()):
             await asyncio.sleep(0)
         await nothing_is_lent(agent)
-        while asyncio.all_tasks() != before:
+        while asyncio.all_tasks() != earlier_tasks:
             await asyncio.sleep(0)
 
 
@@ -613,15 +613,15 @@ async def test_concurrent_runs_of_one_agent_are_independent() -> None:
 
 
 async def test_gc_threshold_is_restored() -> None:
-    before, during = gc.get_threshold(), []
+    threshold, during = gc.get_threshold(), []
     agent = byte_agent(lambda turn: during.append(gc.get_threshold()[0]) or "Done.")
     await asyncio.gather(agent.run(["a", "b"]), agent.run("c"))
     assert set(during) == {20_000}
-    assert gc.get_threshold() == before
+    assert gc.get_threshold() == threshold
     gc.set_threshold(0)  # off: somebody means it
     try:
         await agent.run("d")
         assert during[-1] == 0
         assert gc.get_threshold()[0] == 0
     finally:
-        gc.set_threshold(*before)
+        gc.set_threshold(*threshold)

@@ -29,9 +29,9 @@ def test_streamed_text_is_the_text_of_the_turn(
     template = load_template("chatml" if family == "bytes" else None, tokenizer)
     ids = [*template.codec.encode(TEXT), template.close_id]
     stream = template.stream()
-    shown = [stream([token]) for token in ids]
-    assert shown[-1] == template.text(ids) == TEXT
-    assert all(TEXT.startswith(text) for text in shown), "an incomplete character is held back"
+    deltas = [stream([token]) for token in ids]
+    assert deltas[-1] == template.text(ids) == TEXT
+    assert all(TEXT.startswith(text) for text in deltas), "an incomplete character is held back"
 
 
 def test_streaming_a_turn_takes_linear_time() -> None:

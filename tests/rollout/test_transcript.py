@@ -45,10 +45,10 @@ def test_messages_after_the_end_are_recorded_and_not_shown() -> None:
     template = load_template("chatml", ByteTokenizer())
     transcript = Transcript(template)
     transcript.begin(ASKED, Author.TASK, turn=0)
-    before = len(transcript.segment)
+    length = len(transcript.segment)
     transcript.note([Message("tool", "late", name="f")], Author.TOOL, turn=0)
     transcript.note([], Author.TOOL, turn=0)
     (segment,) = transcript.close()
-    assert len(segment) == before
+    assert len(segment) == length
     assert segment.messages[-1].text == "late"
     assert len(segment.spans) == 2

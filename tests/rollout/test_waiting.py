@@ -44,10 +44,10 @@ async def test_observed_and_iterated_runs_report_nothing(slow_agent: HFAgent, ca
 
 
 async def test_reports_end_with_a_cancelled_run(slow_agent: HFAgent) -> None:
-    before = asyncio.all_tasks()
+    earlier_tasks = asyncio.all_tasks()
     run = asyncio.create_task(slow_agent.run("Hi"))
     await asyncio.sleep(0.01)
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
         await run
-    assert asyncio.all_tasks() == before
+    assert asyncio.all_tasks() == earlier_tasks

@@ -46,8 +46,8 @@ class Tree(pydantic.BaseModel):
     children: list["Tree"] = []
 
 
-def parameters(made: Tool) -> dict[str, Any]:
-    schema = made.schema
+def parameters(tool_of_function: Tool) -> dict[str, Any]:
+    schema = tool_of_function.schema
     assert schema["type"] == "function"
     assert schema["function"].keys() == {"name", "description", "parameters"}
     out: dict[str, Any] = schema["function"]["parameters"]
@@ -218,9 +218,9 @@ def rest(a: int, b: str = "x") -> None:
 
 @pytest.mark.parametrize("function", [google, numpy, rest])
 def test_the_docstring_describes_the_tool_and_its_arguments(function: Callable[..., Any]) -> None:
-    made = tool(function)
-    assert made.schema["function"]["description"] == "Do a thing.\n\nAt some length."
-    described = {name: spec["description"] for name, spec in parameters(made)["properties"].items()}
+    documented = tool(function)
+    assert documented.schema["function"]["description"] == "Do a thing.\n\nAt some length."
+    described = {name: spec["description"] for name, spec in parameters(documented)["properties"].items()}
     assert described == {"a": "The first\nof them.", "b": "The second."}
 
 
@@ -305,7 +305,7 @@ def test_arguments_are_coerced(hint: Any, sent: object, got: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hint", "sent", "wrong"),
+    ("hint", "sent", "problem"),
     [
         (int, "five", "'value': input should be a valid integer"),
         (int, 1.5, "'value': input should be a valid integer"),
@@ -327,23 +327,23 @@ def test_arguments_are_coerced(hint: Any, sent: object, got: object) -> None:
     ],
     ids=str,
 )
-def test_invalid_arguments_are_named(hint: Any, sent: object, wrong: str | None) -> None:
+def test_invalid_arguments_are_named(hint: Any, sent: object, problem: str | None) -> None:
     def take(value) -> None: ...  # type: ignore[no-untyped-def]
 
     take.__annotations__["value"] = hint
     checked = tool(take).arguments.check({"value": sent})
-    assert (wrong in checked) if wrong else isinstance(checked, dict)
+    assert (problem in checked) if problem else isinstance(checked, dict)
 
 
 def test_missing_and_extra_arguments_are_named() -> None:
-    made = tool(google)
-    assert made.arguments.check({"c": 1}) == (
+    search = tool(google)
+    assert search.arguments.check({"c": 1}) == (
         "Error: the arguments of 'google' do not fit: 'a' is missing; there is no argument 'c'. "
         "It takes a: integer, b: string (optional)."
     )
-    told = tool(rest).arguments.check({"a": 1, "b" * 10_000: 1})
-    assert isinstance(told, str)
-    assert len(told) < 300
+    problem = tool(rest).arguments.check({"a": 1, "b" * 10_000: 1})
+    assert isinstance(problem, str)
+    assert len(problem) < 300
 
 
 def test_usage_names_choices() -> None:
@@ -390,7 +390,7 @@ def no_schema(a: Opaque) -> None: ...
 
 
 @pytest.mark.parametrize(
-    ("function", "wrong"),
+    ("function", "message"),
     [
         (args, r"\*values: int has none"),
         (positional, "passes arguments by name"),
@@ -400,8 +400,8 @@ def no_schema(a: Opaque) -> None: ...
         (no_schema, "no JSON schema.*Opaque"),
     ],
 )
-def test_signature_without_named_parameters_is_rejected(function: Callable[..., Any], wrong: str) -> None:
-    with pytest.raises(ConfigError, match=f"tool '{function.__name__}'.*{wrong}"):
+def test_signature_without_named_parameters_is_rejected(function: Callable[..., Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"tool '{function.__name__}'.*{message}"):
         _ = tool(function).schema
 
 

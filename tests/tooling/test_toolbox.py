@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 CONTEXT = Context(Task.of({"question": "Q", "target": 7}), group=2, chain=1, turn=3)
 
 
-async def run(made: Tool, _worlds: Any = None, **arguments: Any) -> ToolResult:
-    return await made.run(arguments, context=CONTEXT, environments=_worlds or {})
+async def run(tool_to_run: Tool, _worlds: Any = None, **arguments: Any) -> ToolResult:
+    return await tool_to_run.run(arguments, context=CONTEXT, environments=_worlds or {})
 
 
 class Counter(Environment):
@@ -181,10 +181,10 @@ def test_a_tool_does_not_keep_the_locals_around_it_alive() -> None:
 
         return small, weakref.ref(big)
 
-    made, big = make()
+    local_tool, big = make()
     gc.collect()
     assert big() is None
-    assert made.name == "small"
+    assert local_tool.name == "small"
 
 
 # ── methods ──
@@ -210,7 +210,7 @@ async def test_a_method_of_an_environment_is_a_tool_on_the_class_and_a_method_on
 async def test_an_inherited_tool_acts_in_the_subclass() -> None:
     assert Louder.press.environments == (Louder,)
     assert Counter.press.environments == (Counter,)
-    assert [each.name for each in Toolbox([Louder])] == ["press", "peek", "shout"]
+    assert [member.name for member in Toolbox([Louder])] == ["press", "peek", "shout"]
     assert (await run(Louder.press, {Louder: Louder()}, times=1)).observation == "The counter shows 1."
     assert Louder.press.reference.endswith(":Louder.press")
 
@@ -234,9 +234,9 @@ def test_one_method_of_two_environments_is_two_tools() -> None:
 
 
 def test_a_tool_for_an_environment_acts_in_the_subclass_that_is_used() -> None:
-    assert [each.environments for each in Toolbox([Louder.press, watch])] == [(Louder,), (Louder,)]
-    assert [each.environments for each in Toolbox([watch, Louder.press])] == [(Louder,), (Louder,)]
-    assert [each.environments for each in Toolbox([watch])] == [(Counter,)]
+    assert [member.environments for member in Toolbox([Louder.press, watch])] == [(Louder,), (Louder,)]
+    assert [member.environments for member in Toolbox([watch, Louder.press])] == [(Louder,), (Louder,)]
+    assert [member.environments for member in Toolbox([watch])] == [(Counter,)]
     assert watch.environments == (Counter,)
 
     class Softer(Counter):
@@ -255,7 +255,7 @@ def test_tool_may_use_any_environment_in_use() -> None:
         """Look around."""
         return type(env).__name__
 
-    assert [each.environments for each in Toolbox([any_world, Counter.press])] == [(Counter,), (Counter,)]
+    assert [member.environments for member in Toolbox([any_world, Counter.press])] == [(Counter,), (Counter,)]
     with pytest.raises(ConfigError, match="'any_world' asks for an Environment, but no tool acts in one"):
         Toolbox([any_world])
 
@@ -271,16 +271,16 @@ async def test_a_method_of_a_plain_object_is_bound_to_it() -> None:
             self.lines.append(line)
             return str(len(self.lines))
 
-    mine, yours = Notebook(), Notebook()
-    assert mine.note("a") == "1"
-    box = Toolbox([mine.note])
+    notebook, other_notebook = Notebook(), Notebook()
+    assert notebook.note("a") == "1"
+    box = Toolbox([notebook.note])
     (found,) = box
     assert list(found.schema["function"]["parameters"]["properties"]) == ["line"]
     assert (await run(found, line="b")).observation == "2"
-    assert (mine.lines, yours.lines) == (["a", "b"], [])
-    assert len(Toolbox([mine.note, mine.note])) == 1
+    assert (notebook.lines, other_notebook.lines) == (["a", "b"], [])
+    assert len(Toolbox([notebook.note, notebook.note])) == 1
     with pytest.raises(ConfigError, match="two tools are named 'note'"):
-        Toolbox([mine.note, yours.note])
+        Toolbox([notebook.note, other_notebook.note])
     with pytest.raises(ConfigError, match="'note' is a method of Notebook: pass it from an instance"):
         Toolbox([Notebook.note])
 
@@ -310,11 +310,11 @@ def test_static_methods_are_tools_and_class_methods_are_refused() -> None:
             return str(a)
 
     assert (World.double(2), World().double(3)) == ("4", "6")
-    assert [each.name for each in Toolbox([World])] == ["double"]
+    assert [member.name for member in Toolbox([World])] == ["double"]
     assert World.double.environments == ()
-    for given in (Wrong, Wrong.count):
+    for bad_tool in (Wrong, Wrong.count):
         with pytest.raises(ConfigError, match=r"Wrong\.count is a class method, which cannot be a tool"):
-            Toolbox([given])
+            Toolbox([bad_tool])
     for wrapper in (staticmethod, classmethod):
         with pytest.raises(ConfigError, match="write @staticmethod above @tool"):
             tool(wrapper(lambda a: a))
@@ -329,7 +329,7 @@ async def generates_async() -> AsyncIterator[str]:
 
 
 @pytest.mark.parametrize(
-    ("given", "wrong"),
+    ("value", "message"),
     [
         (7, "decorate a function"),
         ("add", "decorate a function"),
@@ -339,15 +339,15 @@ async def generates_async() -> AsyncIterator[str]:
         (generates_async, "it yields"),
     ],
 )
-def test_non_function_is_rejected(given: Any, wrong: str) -> None:
-    with pytest.raises(ConfigError, match=wrong):
-        tool(given)
+def test_non_function_is_rejected(value: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        tool(value)
 
 
 @pytest.mark.parametrize("setting", [{"max_length": 0}, {"timeout": 0}, {"timeout": -1}])
 def test_invalid_tool_settings_are_rejected(setting: dict[str, Any]) -> None:
-    wrong = "tool 'x': (max_length must be a whole number of at least 1|timeout must be a number above 0)"
-    with pytest.raises(ConfigError, match=wrong):
+    message = "tool 'x': (max_length must be a whole number of at least 1|timeout must be a number above 0)"
+    with pytest.raises(ConfigError, match=message):
         tool(name="x", **setting)(lambda: "")
 
 
@@ -510,12 +510,12 @@ async def test_long_observation_is_truncated_with_a_note() -> None:
 
     short = tool(max_length=100)(long)
     for kind in ("text", "dict"):
-        said = str((await run(short, kind=kind)).observation)
-        assert said == "é" * 50 + "\n… (cut: 400 of 500 characters left out) …\n" + "é" * 50
+        observation = str((await run(short, kind=kind)).observation)
+        assert observation == "é" * 50 + "\n… (cut: 400 of 500 characters left out) …\n" + "é" * 50
     for kind in ("list", "error"):
-        said = str((await run(short, kind=kind)).observation)
-        assert "… (cut: " in said
-        assert len(said) < 300
+        observation = str((await run(short, kind=kind)).observation)
+        assert "… (cut: " in observation
+        assert len(observation) < 300
     assert len(str((await run(short, **{"x" * 5000: 1})).observation)) < 300
     whole = await run(tool(max_length=500)(long), kind="text")
     assert whole.observation == "é" * 500
@@ -575,10 +575,10 @@ async def test_image_is_shown_with_the_observation(form: str, tmp_path: Path) ->
 @needs_pillow
 async def test_images_are_normalized_in_reusable_threads() -> None:
     """A thread of the event loop's executor would stay until the loop ends, and look like a leak of the environment."""
-    before = set(threading.enumerate())
+    earlier_threads = set(threading.enumerate())
     images = [picture_bytes() for _ in range(8)]
     await asyncio.gather(*(run(tool(name="a")(lambda image=image: Image.of(image))) for image in images))
-    assert {thread.name for thread in set(threading.enumerate()) - before} <= {"agentfly"}
+    assert {thread.name for thread in set(threading.enumerate()) - earlier_threads} <= {"agentfly"}
 
 
 async def test_returned_image_is_an_observation() -> None:
@@ -630,7 +630,7 @@ class Panic(BaseException):
 
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "observation"),
     [
         (ValueError("bad luck"), "ValueError: bad luck"),
         (KeyError(), "KeyError"),
@@ -643,7 +643,7 @@ class Panic(BaseException):
     ],
     ids=lambda value: type(value).__name__,
 )
-async def test_exception_in_a_tool_is_answered(is_async: bool, error: BaseException, told: str) -> None:
+async def test_exception_in_a_tool_is_answered(is_async: bool, error: BaseException, observation: str) -> None:
     def plain() -> str:
         raise error
 
@@ -653,7 +653,7 @@ async def test_exception_in_a_tool_is_answered(is_async: bool, error: BaseExcept
     result = await run(tool(name="break")(coroutine if is_async else plain))
     assert result.status is CallStatus.ERROR
     assert str(result.observation).startswith("Error: tool 'break' failed: ")
-    assert told in str(result.observation)
+    assert observation in str(result.observation)
 
 
 async def test_stop_iteration_is_a_tool_error() -> None:
@@ -933,7 +933,7 @@ def plain(a: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("given", "wrong"),
+    ("value", "message"),
     [
         (7, "7 is not a tool; pass a function"),
         (lambda text: text, "has no name that the model could call"),
@@ -942,9 +942,9 @@ def plain(a: int) -> str:
         (Counter().press, r"Counter\.press is bound to one instance; pass it from the class"),
     ],
 )
-def test_toolbox_rejects_what_is_not_a_tool(given: Any, wrong: str) -> None:
-    with pytest.raises(ConfigError, match=wrong):
-        Toolbox([given])
+def test_toolbox_rejects_what_is_not_a_tool(value: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Toolbox([value])
 
 
 class Shop:
@@ -958,7 +958,7 @@ async def test_plain_functions_and_methods_of_plain_objects_are_tools() -> None:
     assert toolbox.names == ["plain", "buy"]
     description = toolbox.schemas[1]["function"]
     assert (description["description"], list(description["parameters"]["properties"])) == ("Buy an item.", ["item"])
-    (buy,) = (each for each in toolbox if each.name == "buy")
+    (buy,) = (member for member in toolbox if member.name == "buy")
     result = await buy.run({"item": "tea"}, context=Context(Task(()), 0, 0, 0), environments={})
     assert result.observation == "bought tea"
 

@@ -80,8 +80,8 @@ def make_run(
     run = RunWriter.create(path, {"model": "bytes", "recipe": f"colors{text}.py", "note": text, **config})
     run.append(StepRecord(0, steps, eval=EvalFigures(0.25, 0.1, 0.4, 2, {"greedy": 0.5})))
     question = f"Held-out question {text}"
-    before = [make_chain(0, 0, 0.0, text=f"before {text}", question=question)]
-    run.write_trajectories(0, before, held_out=True)
+    initial_evaluation = [make_chain(0, 0, 0.0, text=f"before {text}", question=question)]
+    run.write_trajectories(0, initial_evaluation, held_out=True)
     for step in range(1, steps + 1):
         mask = TrainingTreatment.MASK
         chains = [
@@ -96,6 +96,6 @@ def make_run(
         metrics = {"reward/mean": step / 10, "chain/turns": 2.0, f"score/exact{text}": 0.5}
         alarm = Alarm("tool_errors", f"tools fail {text}", ("2/0",), step)
         run.append(StepRecord(step, steps, metrics, {"generate": 1.0}, alarms=(alarm,) if step == 1 else ()))
-    after = [make_chain(0, 0, 1.0, text=f"after {text}", question=question)]
-    run.write_trajectories(steps, after, held_out=True)
+    final_evaluation = [make_chain(0, 0, 1.0, text=f"after {text}", question=question)]
+    run.write_trajectories(steps, final_evaluation, held_out=True)
     return run

@@ -77,12 +77,12 @@ class Tab:
     def __exit__(self, *_: object) -> None:
         self.context.close()
 
-    def open(self, place: str) -> Any:
-        self.page.goto(self.address + place)
-        return self.wait(place)
+    def open(self, fragment: str) -> Any:
+        self.page.goto(self.address + fragment)
+        return self.wait(fragment)
 
-    def wait(self, place: str) -> Any:
-        self.page.locator(f'#page[data-ready="{place}"]').wait_for()
+    def wait(self, fragment: str) -> Any:
+        self.page.locator(f'#page[data-ready="{fragment}"]').wait_for()
         return self.page
 
 
@@ -143,13 +143,13 @@ def test_tokens_say_why_they_are_trained(browser: Any, server: ViewServer, data:
         assert re.search(r"ratio\s+1\b", tip)
         assert re.search(r"weight version\s+3", tip)
         token.click()
-        why = page.locator(".why").inner_text()
-        assert "Why is this token trained?" in why
-        assert "The model sampled these tokens: they carry loss." in why
+        reasons = page.locator(".why").inner_text()
+        assert "Why is this token trained?" in reasons
+        assert "The model sampled these tokens: they carry loss." in reasons
         page.locator(".a-model .token:not(.trained)").first.click()
-        why = page.locator(".why").inner_text()
-        assert "Why is this token not trained?" in why
-        assert "loss.correction=token-mask removes it from the policy loss" in why
+        reasons = page.locator(".why").inner_text()
+        assert "Why is this token not trained?" in reasons
+        assert "loss.correction=token-mask removes it from the policy loss" in reasons
         page.get_by_label("Color of tokens").select_option("ratio")
         assert "more probable for the learner" in page.locator("p.legend").inner_text()
         page.locator(".fold summary").click()
@@ -232,8 +232,8 @@ def test_hostile_text_is_shown_and_never_run(browser: Any, server: ViewServer, d
     places += [f"{places[-1]}?diff=1", "#/chains?source=2&text=%3Cscript%3E", "#/chain/%3Cimg%20src=x%3E"]
     for address in (server.url, path.as_uri()):
         with Tab(browser, address) as tab:
-            for place in places:
-                page = tab.open(place)
+            for fragment in places:
+                page = tab.open(fragment)
                 page.evaluate("() => document.querySelectorAll('details').forEach((each) => (each.open = true))")
                 if page.locator(".token").count():
                     page.locator(".token").first.click()
@@ -254,10 +254,10 @@ def test_hostile_text_is_shown_and_never_run(browser: Any, server: ViewServer, d
 
 def test_an_exported_page_works_without_a_server(browser: Any, data: ViewData, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
-    said = write_export(data, path, {"source": "1", "step": "1"})
+    left_out = write_export(data, path, {"source": "1", "step": "1"})
     with Tab(browser, path.as_uri()) as tab:
         page = tab.open("#/runs")
-        assert page.get_by_text(said).is_visible()
+        assert page.get_by_text(left_out).is_visible()
         page.keyboard.press("t")
         tab.wait("#/chains")
         assert page.locator("#count").inner_text() == "6 chains"

@@ -84,8 +84,8 @@ def test_a_bad_filter_is_refused(index: ChainIndex, filters: dict[str, str], mes
 def test_rows_are_sorted_and_paged(index: ChainIndex) -> None:
     _, rows = index.select({"step": "1"}, sort="reward", descending=False, limit=3)
     assert [row["reward"] for row in rows] == [0.0, 0.5, 0.5]
-    _, rest = index.select({"step": "1"}, sort="reward", offset=3, limit=9)
-    assert [row["reward"] for row in rest] == [1.0, 1.0, None]
+    _, last_rows = index.select({"step": "1"}, sort="reward", offset=3, limit=9)
+    assert [row["reward"] for row in last_rows] == [1.0, 1.0, None]
     _, best = index.select({"step": "1"}, sort="reward", descending=True)
     assert [row["reward"] for row in best] == [1.0, 1.0, 0.5, 0.5, 0.0, None]
     with pytest.raises(ConfigError, match="sorted by"):
@@ -105,9 +105,9 @@ def test_a_running_run_is_followed(tmp_path: Path) -> None:
         index.update()
         assert index.select({"step": "2"})[0] == 1
         assert sources[0].curves()["reward/mean"] == [(1, 0.1), (2, 0.7)]
-        before = index.changes
+        changes = index.changes
         index.update()
-        assert index.changes == before  # nothing is read twice
+        assert index.changes == changes  # nothing is read twice
         run.close()
         # Resuming removes what is later than the checkpoint.
         RunWriter.resume(tmp_path / "run", 1).close()
@@ -204,8 +204,8 @@ def test_a_damaged_file_is_reported_and_the_others_are_shown(tmp_path: Path) -> 
     with ChainIndex(find_sources([tmp_path / "run"]), tmp_path / "cache") as index:
         index.update()
         assert index.select({})[0] == 2  # the evaluations
-        said = data_of(index).runs({})["problems"]
-        assert [re.search(r"step-\d+", each)[0] for each in said] == ["step-000001", "step-000002"]  # type: ignore[index]
+        problems = data_of(index).runs({})["problems"]
+        assert [re.search(r"step-\d+", problem)[0] for problem in problems] == ["step-000001", "step-000002"]  # type: ignore[index]
         run.trajectory_file(1).write_bytes(whole)
         index.update()
         assert index.select({"step": "1"})[0] == 6
@@ -232,9 +232,9 @@ def test_a_named_pipe_in_a_run_directory_does_not_block_the_viewer(tmp_path: Pat
 def edit_first_line(run: RunWriter, **changes: object) -> None:
     """Change fields of the first line of step 1."""
     path = run.trajectory_file(1)
-    first, *rest = gzip.decompress(path.read_bytes()).splitlines(keepends=True)
+    first, *other_lines = gzip.decompress(path.read_bytes()).splitlines(keepends=True)
     line = json.dumps({**json.loads(first), **changes}).encode() + b"\n"
-    path.write_bytes(gzip.compress(b"".join([line, *rest])))
+    path.write_bytes(gzip.compress(b"".join([line, *other_lines])))
 
 
 @pytest.mark.parametrize("changes", [{"group": 10**30}, {"reward": [1]}, {"text": 1}, {"tools": None}])
@@ -282,10 +282,10 @@ def test_damaged_files_of_one_run_leave_the_page_usable(tmp_path: Path, line: st
     (tmp_path / "damaged" / "config.json").write_text("{")
     with ChainIndex(sources, tmp_path / "cache") as index:
         index.update()
-        shown = data_of(index).runs({})
-    assert [source["name"] for source in shown["sources"]] == ["damaged", "whole"]  # given twice, shown once
-    assert shown["sources"][0]["last"]["reward/mean"] == 0.75
-    damaged = [each.partition(" cannot be read: ")[0].replace(str(tmp_path), "") for each in shown["problems"]]
+        page = data_of(index).runs({})
+    assert [source["name"] for source in page["sources"]] == ["damaged", "whole"]  # given twice, shown once
+    assert page["sources"][0]["last"]["reward/mean"] == 0.75
+    damaged = [problem.partition(" cannot be read: ")[0].replace(str(tmp_path), "") for problem in page["problems"]]
     assert sorted(damaged) == ["/damaged/metrics.jsonl", "the alarms of /damaged", "the settings of /damaged"]
 
 
@@ -298,9 +298,9 @@ def test_a_chain_that_cannot_be_shown_is_left_out_of_an_export(tmp_path: Path) -
         _, (row, *_) = index.select({"step": "1", "group": "0"})
         with pytest.raises(DataError, match="its record is damaged"):
             data_of(index).chain({"id": str(row["id"])})
-        said = write_export(data_of(index), tmp_path / "page.html", {})
-    assert "This page has 13 of the 14 chains" in said
-    assert said.endswith("Chains left out since their records are damaged: 1.")
+        left_out = write_export(data_of(index), tmp_path / "page.html", {})
+    assert "This page has 13 of the 14 chains" in left_out
+    assert left_out.endswith("Chains left out since their records are damaged: 1.")
 
 
 def explain(index: ChainIndex, **filters: str) -> tuple[bool, list[str]]:
@@ -315,9 +315,9 @@ def test_why_a_token_is_trained_or_not(index: ChainIndex) -> None:
         True,
         [Author.MODEL.loss_rule, "The chain is part of the update of its step."],
     )
-    trained, why = explain(index, step="1", group="1")
+    trained, reasons = explain(index, step="1", group="1")
     assert not trained
-    assert "same return" in why[-1]
+    assert "same return" in reasons[-1]
     assert "treatment mask" in explain(index, step="1", group="2", stop="tool_fault")[1][-1]
     assert "Too few chains" in explain(index, step="1", group="2", stop="answer")[1][-1]
     assert "evaluation" in explain(index, held_out="1")[1][-1]
@@ -414,9 +414,9 @@ def test_images_are_read_from_the_run(tmp_path: Path) -> None:
     with ChainIndex(find_sources([tmp_path / "run"]), tmp_path / "cache") as index:
         index.update()
         _, (row, *_) = index.select({"step": "1"})
-        parts = show_chain(index, row["id"], Tokenizers())["segments"][0]["spans"][2]["messages"][0]["parts"]
-    assert parts[:2] == ["see", {"image": "data:image/png;base64,UE5H"}]
-    assert [part[:5] for part in parts[2:]] == ["(an i"] * 4
+        contents = show_chain(index, row["id"], Tokenizers())["segments"][0]["spans"][2]["messages"][0]["parts"]
+    assert contents[:2] == ["see", {"image": "data:image/png;base64,UE5H"}]
+    assert [content[:5] for content in contents[2:]] == ["(an i"] * 4
 
 
 def request(server: ViewServer, path: str, host: str | None = None) -> tuple[int, dict[str, str], str]:
@@ -458,10 +458,10 @@ def test_the_server_wants_its_token_and_a_loopback_host(index: ChainIndex) -> No
 
 def test_export_says_what_is_left_out(index: ChainIndex, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
-    said = write_export(data_of(index), path, {"step": "1"})
-    assert said == "This page has 6 of the 14 chains of 1 run (filters: step=1)."
+    left_out = write_export(data_of(index), path, {"step": "1"})
+    assert left_out == "This page has 6 of the 14 chains of 1 run (filters: step=1)."
     page = path.read_text()
-    assert said in page
+    assert left_out in page
     assert "import " not in page[page.index('<script type="module">') :]
     embedded = json.loads(re.search(r'id="data">(.*?)</script>', page)[1])  # type: ignore[index]
     assert len(embedded["chains"]) == len(embedded["rows"]) == 6

@@ -65,11 +65,11 @@ class Transcript:
             if rendered[: len(current)] != current:
                 self.begin(self.messages, Author.HISTORY, turn, rendered)
                 return
-            added_text = rendered[len(current) :]
-            if current[-1] not in self._template.stop_ids and added_text and added_text[0] in self._template.stop_ids:
-                self.segment.append(Author.TEMPLATE, added_text[:1], turn=turn)
-                added_text = added_text[1:]
-            self.segment.append(author, added_text, delta, turn=turn)
+            added_ids = rendered[len(current) :]
+            if current[-1] not in self._template.stop_ids and added_ids and added_ids[0] in self._template.stop_ids:
+                self.segment.append(Author.TEMPLATE, added_ids[:1], turn=turn)
+                added_ids = added_ids[1:]
+            self.segment.append(author, added_ids, delta, turn=turn)
         else:
             extended = self._template.extend(delta)
             if self.segment.last_id not in extended.closers:

@@ -163,13 +163,13 @@ async def run_chains(
         """Add the branches of a chain, to run before chains that have not begun: its prefix is in the cache now."""
         nonlocal unfinished
         assert job.settings.branching is not None
-        num_branches = job.settings.branching.branches - 1
-        first = roots[job.group] + job.chain * num_branches
-        numbers = range(first, first + num_branches)
+        new_branches = job.settings.branching.branches - 1
+        first = roots[job.group] + job.chain * new_branches
+        numbers = range(first, first + new_branches)
         pending.extendleft(replace(job, chain=number, branch_of=job.chain, start=point) for number in numbers)
-        groups.add(job.group, num_branches)
-        unfinished += num_branches
-        start_workers(num_branches)
+        groups.add(job.group, new_branches)
+        unfinished += new_branches
+        start_workers(new_branches)
 
     with infrequent_gc:
         start_workers(len(jobs))
