@@ -77,7 +77,7 @@ def largest_difference(one: list[Any], other: list[Any]) -> float:
 def test_commands_of_the_docs_are_accepted_by_torchrun() -> None:
     from torch.distributed.run import parse_args
 
-    page = (Path(__file__).parents[2] / "docs" / "fsdp2.md").read_text().replace("\\\n", " ")
+    page = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text().replace("\\\n", " ")
     commands = re.findall(r"^\$ torchrun (.+?)(?:  +#.*)?$", page, re.MULTILINE)
     assert len(commands) == 4
     for command in commands:
