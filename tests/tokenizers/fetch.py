@@ -157,7 +157,7 @@ def main() -> None:
             else:
                 print(f"  {name:<16} {size / 1e6:6.1f} MB {seconds:6.1f} s", flush=True)
     if missing:
-        reasons = "; ".join(f"{', '.join(sorted(names))} ({why})" for why, names in missing.items())
+        reasons = "; ".join(f"{', '.join(sorted(names))} ({reason})" for reason, names in missing.items())
         print(f"  missing, so their tests skip: {reasons}", flush=True)
 
 
@@ -205,8 +205,8 @@ def _run(*command: str) -> None:
         raise Unavailable(f"{Path(command[0]).name} took more than {TIMEOUT_S} s") from error
     except subprocess.CalledProcessError as error:
         # Both npm and pip name the cause first, and give advice after it.
-        said = [line for line in error.stderr.splitlines() if line.strip() and "WARN" not in line.upper()]
-        raise Unavailable(said[0] if said else f"{command[0]} ended with {error.returncode}") from error
+        messages = [line for line in error.stderr.splitlines() if line.strip() and "WARN" not in line.upper()]
+        raise Unavailable(messages[0] if messages else f"{command[0]} ended with {error.returncode}") from error
 
 
 if __name__ == "__main__":

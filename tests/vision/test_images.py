@@ -117,7 +117,7 @@ async def test_bad_image_of_a_tool_is_a_tool_error(name: str) -> None:
 
     agent = byte_agent([call("shoot"), "done"], tools=[shoot])
     (trajectory,) = await agent.run("Go.")
-    assert [each.status for each in trajectory.calls] == [CallStatus.ERROR]
+    assert [called.status for called in trajectory.calls] == [CallStatus.ERROR]
     assert trajectory.stop is StopReason.ANSWER
 
 
@@ -247,12 +247,12 @@ async def test_run_directory_stores_each_image_once(tmp_path: Path) -> None:
         return {"observation": "here", "image": encode(picture(20, 10, "green"))}
 
     agent = byte_agent([call("shoot"), call("shoot"), "done"], tools=[shoot])
-    asked = Image.of(encode(picture(30, 10)))
-    result = await agent.run({"question": "?", "image": asked.url}, num_chains=2)
+    image = Image.of(encode(picture(30, 10)))
+    result = await agent.run({"question": "?", "image": image.url}, num_chains=2)
     with RunWriter.create(tmp_path / "run", {}) as writer:
         assert writer.write_trajectories(1, result.trajectories) == []
     stored = RunDirectory(tmp_path / "run")
-    assert [each.trajectory for each in stored.trajectories(1)] == list(result.trajectories)
+    assert [record.trajectory for record in stored.trajectories(1)] == list(result.trajectories)
     files = list(stored.images.iterdir())
-    assert [base64.b64encode(file.read_bytes()).decode() in asked.url for file in files].count(True) == 1
+    assert [base64.b64encode(file.read_bytes()).decode() in image.url for file in files].count(True) == 1
     assert b"base64" not in stored.trajectory_file(1).read_bytes()

@@ -45,9 +45,9 @@ class ImageConfig:
     @classmethod
     def parse(cls, settings: Mapping[str, Any]) -> ImageConfig:
         """The configuration of an agent's `image_config`. Raises ConfigError for an unknown or invalid setting."""
-        if unknown := set(settings) - {each.name for each in fields(cls)}:
-            known = ", ".join(each.name for each in fields(cls))
-            raise ConfigError(f"image_config has no setting {sorted(unknown)[0]!r}; it has {known}")
+        names = [field.name for field in fields(cls)]
+        if unknown := set(settings) - set(names):
+            raise ConfigError(f"image_config has no setting {sorted(unknown)[0]!r}; it has {', '.join(names)}")
         config = cls(**settings)
         validate_fields(config, "image_config: ")
         return config

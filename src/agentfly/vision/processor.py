@@ -109,13 +109,13 @@ class ImageProcessor:
 
         Raises TemplateError if there are more or fewer placeholders than images.
         """
-        first, *rest = text.split(self.placeholder)
-        if len(rest) != len(images):
+        first, *following = text.split(self.placeholder)
+        if len(following) != len(images):
             raise TemplateError(
-                f"the messages have {len(images)} images, but the template writes {len(rest)} placeholders "
+                f"the messages have {len(images)} images, but the template writes {len(following)} placeholders "
                 f"{self.placeholder!r}"
             )
-        return first + "".join(self.encode(image).text + after for image, after in zip(images, rest, strict=True))
+        return first + "".join(self.encode(image).text + after for image, after in zip(images, following, strict=True))
 
     def collapse(self, prompt: Sequence[int], positions: Sequence[int] | Ids, images: Sequence[Image]) -> list[int]:
         """The prompt with one placeholder token per image, as vLLM takes it: the inverse of `expand`, for tokens.
@@ -220,7 +220,7 @@ def _processor_class(base: Any) -> Any:
                 "tokenizer": AutoTokenizer.from_pretrained(folder),
                 "video_processor": _NoVideoProcessor(),
             }
-            return [parts[each] for each in inspect.signature(base.__init__).parameters if each in parts]
+            return [parts[name] for name in inspect.signature(base.__init__).parameters if name in parts]
 
         def check_argument_for_proper_class(self, name: str, argument: Any) -> Any:
             return type(argument)

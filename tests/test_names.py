@@ -1,0 +1,54 @@
+"""Local names say what a variable holds: names such as `each`, `own` or `found` are rare."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+VAGUE = {
+    *("each", "own", "mine", "theirs", "ours", "given", "found", "known", "wrong", "asked", "place", "there", "why"),
+    *("said", "told", "made", "shown", "wanted", "rest", "begun", "taught"),
+}
+LIMIT = 1.0
+"""Vague names per 1,000 lines."""
+PENDING = {"algorithms", "backends", "evaluation", "gateway", "integrations", "models", "runs", "templates", "training"}
+"""Packages, and the folders of their tests, that still have more."""
+PENDING_TESTS = PENDING | {"agents", "tooling", "verl"}
+NOT_OURS = {"__pycache__", "thirdparty"}
+"""Folders that hold no code of the project; `thirdparty` has packages as users write them."""
+
+
+def find_vague_names(source: str) -> list[str]:
+    """The vague names that a module binds, as `line: name`."""
+    names = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in VAGUE:
+            names.append(f"{node.lineno}: {node.id}")
+        elif isinstance(node, ast.arg) and node.arg in VAGUE:
+            names.append(f"{node.lineno}: {node.arg}")
+    return names
+
+
+def packages(folder: Path, pending: set[str]) -> list[Path]:
+    return [path for path in sorted(folder.iterdir()) if path.is_dir() and path.name not in pending | NOT_OURS]
+
+
+@pytest.mark.parametrize(
+    "package",
+    [*packages(ROOT / "src" / "agentfly", PENDING), *packages(ROOT / "tests", PENDING_TESTS), ROOT / "examples"],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_vague_names_are_rare(package: Path) -> None:
+    lines = 0
+    names = []
+    for path in sorted(package.rglob("*.py")):
+        source = path.read_text()
+        lines += source.count("\n")
+        names += [f"{path.relative_to(ROOT)}:{name}" for name in find_vague_names(source)]
+    assert 1000 * len(names) <= LIMIT * lines, "\n".join(names)
+
+
+def test_vague_names_are_found() -> None:
+    source = "def f(own, count):\n    for each in own:\n        total = count\n"
+    assert sorted(find_vague_names(source)) == ["1: own", "2: each"]
