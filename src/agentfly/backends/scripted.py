@@ -18,7 +18,7 @@ from typing import Any
 from agentfly.backends.base import Backend, Request
 from agentfly.errors import BackendFault, ConfigError
 from agentfly.templates.template import Template
-from agentfly.types import Completion, FinishReason
+from agentfly.types import Completion, DefaultLimit, FinishReason
 
 
 class ScriptedTurn:
@@ -120,7 +120,8 @@ class ScriptedBackend(Backend):
         ends = [text.index(stop) + len(stop) for stop in request.sampling.stop if stop in text]
         ids = template.codec.encode(text[: min(ends)]) if ends else [*template.codec.encode(text), template.close_id]
         limit = request.sampling.max_tokens
-        if limit is not None and len(ids) > limit:
+        # The default is for models that do not stop; without this, long calls of an expert would be cut.
+        if limit is not None and not isinstance(limit, DefaultLimit) and len(ids) > limit:
             ids = ids[:limit]
             finish = FinishReason.LENGTH
 

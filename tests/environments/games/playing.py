@@ -50,7 +50,7 @@ async def answers(kind: type[Environment], row: Any, *replies: str, reward: Any 
     """What the model reads after each thing it says, and the chain."""
     agent = agent_of(kind, [*replies, "Enough."], reward)
     try:
-        (chain,) = await agent.run(row, max_turns=len(replies) + 1, sampling={"max_tokens": None})
+        (chain,) = await agent.run(row, max_turns=len(replies) + 1)
     finally:
         await agent.manager.close()
     return [message.text for message in chain.messages if message.role == "tool"], chain

@@ -131,7 +131,7 @@ async def test_malformed_code_is_answered() -> None:
     (row,) = MathWithPython.draw_tasks("train", 1)
     script = [call("code_interpreter", code=["1"]), call("code_interpreter", code="#" * 1_000_000), "Done."]
     agent = agent_of(script)
-    (chain,) = await agent.run(row, sampling={"max_tokens": None})
+    (chain,) = await agent.run(row)
     await agent.close()
     observations = [message.text for message in chain.messages if message.role == "tool"]
     assert "code" in observations[0]
