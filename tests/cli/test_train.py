@@ -141,10 +141,14 @@ def test_warm_start_runs_the_declared_sft_first(monkeypatch: pytest.MonkeyPatch)
         return subprocess.CompletedProcess(command, 0)
 
     monkeypatch.setattr(subprocess, "run", run_sft)
+    assert "no field 'nonsense'" in invoke_error(recipe, "--warm-start", "nonsense=1")  # before any SFT
     assert "'warm'" in invoke_error(recipe, "--warm-start")  # the process that writes this model is replaced
     assert commands[0] == WarmStart(expert=9, steps=2).sft_arguments("mine.py")
     assert "give it or model=, not both" in invoke_error(recipe, "--warm-start", "model=tiny")
     assert "declares no `warm_start`" in invoke_error(RECIPE, "--warm-start")
+    Path("warm").mkdir()
+    assert "train it with model=warm" in invoke_error(recipe, "--warm-start")
+    assert len(commands) == 1
 
 
 def test_recipe_with_a_longer_warmup_runs_as_the_start_of_a_longer_run() -> None:

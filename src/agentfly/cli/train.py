@@ -54,16 +54,23 @@ def train_recipe(
     on: system to train on; None is this process. warm_start: run the SFT that the recipe declares first.
     """
     require_torch("train")
+    if on not in (None, "verl"):
+        raise ConfigError(f"--on {on}: there is no such system to train on; write --on verl, or leave it out")
     overrides = parse_overrides(changes)
+    changes_of_config = overrides if on is None else ClusterConfig.split(overrides)[1]
+    validate_overrides(changes_of_config)  # before the recipe draws its tasks, SFT runs, and torch is imported
     command: tuple[str, ...] = COMMAND
     if warm_start:
-        model = f"model={_run_warm_start(recipe, overrides)}"
+        if on is not None:
+            from agentfly.integrations.verl.launch import require_verl
+
+            require_verl()
+        model = f"model={_run_warm_start(recipe, changes_of_config)}"
         overrides |= parse_overrides([model])
         command = (*(word for word in COMMAND if word != "--warm-start"), model)  # other ranks do not repeat the SFT
     if on is not None:
-        _train_on_verl(recipe, overrides, folder, on)
+        _train_on_verl(recipe, overrides, folder)
         return
-    validate_overrides(overrides)  # before the recipe draws its tasks, and before torch is imported
     console = Console()
     print_text(console, f"reading {recipe.path}")
     plan = plan_recipe(recipe, overrides)
@@ -121,12 +128,9 @@ def resume_run(folder: Path, from_step: int | None, changes: Sequence[str] = ())
         asyncio.run(trainer.run())
 
 
-def _train_on_verl(recipe: Recipe, overrides: Mapping[str, Any], folder: Path | None, on: str) -> None:
+def _train_on_verl(recipe: Recipe, overrides: Mapping[str, Any], folder: Path | None) -> None:
     """Train on a Ray cluster; the overrides contain those of the cluster."""
-    if on != "verl":
-        raise ConfigError(f"--on {on}: there is no such system to train on; write --on verl, or leave it out")
     cluster, changes_of_config = ClusterConfig.split(overrides)
-    validate_overrides(changes_of_config)
     from agentfly.integrations.verl.launch import describe_cluster, require_verl, train_on_verl
 
     require_verl()
@@ -148,13 +152,18 @@ def _require_warm_start(recipe: Recipe, overrides: Mapping[str, Any], plan: Trai
 
 def _run_warm_start(recipe: Recipe, overrides: Mapping[str, Any]) -> str:
     """Run the SFT that the recipe declares and return the folder of its model."""
-    settings = plan_recipe(recipe, {}).warm_start
+    settings = plan_recipe(recipe, overrides).warm_start  # raises for a configuration that SFT would be run in vain for
     if settings is None:
         raise ConfigError(f"--warm-start: {recipe.path} declares no `warm_start`; leave --warm-start out")
     if "model" in overrides:
         raise ConfigError(f"--warm-start trains {settings.model!r} first: give it or model=, not both")
     if is_torchrun_rank():
         raise ConfigError("--warm-start runs SFT in one process: run `agentfly sft` before torchrun, and give model=")
+    if (model_folder := Path(settings.trained_model)).exists():
+        raise ConfigError(
+            f"--warm-start writes {model_folder}, which is there already: train it with model={model_folder}, or move it "
+            "away"
+        )
     # Another process: it gives the memory of its engine and its model back.
     process = subprocess.run([sys.executable, "-m", "agentfly", *settings.sft_arguments(recipe.argument)])
     if process.returncode:

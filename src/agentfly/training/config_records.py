@@ -193,6 +193,13 @@ class WarmStart:
     train_tower: bool = False
     """Whether the vision tower and its connector are trained."""
 
+    def __post_init__(self) -> None:
+        if self.train_from is not None and self.train_from >= self.steps:
+            raise ConfigError(
+                f"warm_start.train_from={self.train_from} is a step before the last of steps={self.steps}; leave it out "
+                "to train the last one"
+            )
+
     @property
     def trained_model(self) -> str:
         """Folder of the model that training begins with."""
