@@ -181,7 +181,7 @@ def test_recipe_reward_tool_and_command_of_another_package(installed: Path, tmp_
     recipes = command(installed, "recipes").stdout
     assert "treasure_hunt" in recipes
     assert "A treasure hunt, played by a script." in recipes
-    assert "treasure-hunt[all]" in recipes
+    assert "agentfly-rl[train]" in recipes
     run = command(installed, "run", "treasure_hunt")
     assert run.returncode == 0, run.stderr
     assert "reward 1" in run.stdout

@@ -1,7 +1,4 @@
-"""A treasure hunt, played by a script.
-
-pip install 'treasure-hunt[all]'
-"""
+"""A treasure hunt, played by a script."""
 
 from agentfly.agents import HFAgent
 from agentfly.backends.scripted import ScriptedBackend, ScriptedTurn
@@ -14,6 +11,7 @@ def script(turn: ScriptedTurn) -> str:
     return CALL % (3 if turn.turn == 0 else 5)
 
 
+requires = ("train",)
 tasks = [{"question": "Dig it up.", "first": 0, "treasure": 5}]
 options = {"max_turns": 4}
 agent = HFAgent(
