@@ -34,10 +34,10 @@ from agentfly.backends.base import Request
 from agentfly.backends.scripted import ScriptedBackend
 from agentfly.cli.recipes import find_recipe
 from agentfly.cli.train import plan_recipe
-from agentfly.demonstrations import Demonstrations, demonstrate
 from agentfly.errors import AgentFlyError
 from agentfly.models import resolve
 from agentfly.runs import RunDirectory, StepRecord
+from agentfly.sft.demonstrations import Demonstrations, demonstrate
 from agentfly.training.config import parse_overrides, validate_overrides
 from agentfly.training.plan import TrainPlan
 from agentfly.training.trainer import Trainer

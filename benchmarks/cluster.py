@@ -43,9 +43,9 @@ def record_lengths(count: int, reply_tokens: int | None, seed: int) -> list[Chai
     reply_tokens: mean length of a reply, to which the recorded ones are scaled; None: as recorded.
     """
     from agentfly.agents import HFAgent
-    from agentfly.demonstrations import demonstrate
     from agentfly.environments.alfworld import ALFWorld
     from agentfly.rewards import alfworld_won
+    from agentfly.sft.demonstrations import demonstrate
 
     script = {"script": "unused"}
     settings: dict[str, Any] = {"model_name_or_path": str(TOKENIZER), "backend": "scripted", "backend_config": script}

@@ -119,7 +119,7 @@ def imitate(place: Path, teacher: Path, *, steps: int, splits: int, epochs: int,
     from agentfly.backends.engine.loading import load_config, max_positions
     from agentfly.environments.lookup import recipe
     from agentfly.models import resolve
-    from agentfly.sft import build_sft_learner, train_sft
+    from agentfly.sft.training import build_sft_learner, train_sft
     from agentfly.templates.tokenizer import load_tokenizer
     from agentfly.threads import wait_for
 

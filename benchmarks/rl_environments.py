@@ -153,7 +153,7 @@ class RecipeStudy:
     def demonstrate(self, count: int) -> list[Any]:
         """The expert's chains of the first tasks for demonstrations, as tokens of SmolLM2; stored by the first job."""
         from agentfly.data import load_trajectories, save_trajectories
-        from agentfly.demonstrations import demonstrate
+        from agentfly.sft.demonstrations import demonstrate
 
         if self.demonstrations.exists():
             return load_trajectories(self.demonstrations)[:count]

@@ -247,7 +247,7 @@ def run_job(options: argparse.Namespace) -> None:
 
 
 def warm(study: RecipeStudy, job: dict[str, Any], folder: Path) -> dict[str, Any]:
-    from agentfly.sft import build_sft_learner, train_sft
+    from agentfly.sft.training import build_sft_learner, train_sft
 
     steps, seed = 1 if study.quick else job["steps"], job.get("seed", 0)
     shown = study.demonstrate(16 * steps)
@@ -278,7 +278,7 @@ def save_model(study: RecipeStudy, learner: Any, out: Path) -> None:
 def search(study: RecipeStudy, job: dict[str, Any], folder: Path) -> dict[str, Any]:
     """SFT in stages; keeps the model whose success on training tasks is closest to the target, and evaluates it."""
     from agentfly.models import resolve
-    from agentfly.sft import build_sft_learner, train_sft
+    from agentfly.sft.training import build_sft_learner, train_sft
     from agentfly.training.weight_sync import sync_weights
 
     begun = time.monotonic()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 TOKENIZERS = Path(__file__).resolve().parents[1] / ".cache" / "tokenizers"
 TOGETHER = {
-    "tokenizers": ("templates", "test_demonstrations.py", "rollout/test_streaming.py"),
+    "tokenizers": ("templates", "sft/test_demonstrations.py", "rollout/test_streaming.py"),
     "fork server": (
         *("training/test_loop.py", "training/test_sharded.py", "training/test_async.py", "test_plugins.py"),
         *(f"cli/test_{name}.py" for name in ("app", "env", "evaluate", "signals", "train")),

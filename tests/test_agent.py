@@ -15,7 +15,6 @@ from agentfly import Environment, Task, evaluate, reward, tool, train
 from agentfly.agents import BaseAgent, HFAgent
 from agentfly.backends.base import Request
 from agentfly.backends.scripted import ScriptedBackend
-from agentfly.demonstrations import demonstrate
 from agentfly.errors import AgentFlyError, BackendFault, ConfigError, DataError
 from agentfly.rollout.config import parse_tasks
 from agentfly.rollout.events import (
@@ -30,6 +29,7 @@ from agentfly.rollout.events import (
 )
 from agentfly.rollout.history import KeepImages, StepHistory
 from agentfly.rollout.limits import RecoveryRule
+from agentfly.sft.demonstrations import demonstrate
 from agentfly.trajectory import StopReason
 from agentfly.types import Completion, Message, Reply, Sampling
 from tests.fakes import Computed, Recording, Server, byte_agent, call, said, texts

@@ -16,7 +16,7 @@ import agentfly
 HEAVY = {"torch", "transformers", "numpy", "pydantic", "jinja2", "tokenizers", "httpx"}
 HAS_TORCH = (
     "agentfly.algorithms", "agentfly.backends.weight_files", "agentfly.backends.engine", "agentfly.backends.vllm",
-    "agentfly.integrations.verl.", "agentfly.sft", "agentfly.training.",
+    "agentfly.integrations.verl.", "agentfly.sft.training", "agentfly.training.",
 )  # fmt: skip
 NO_TORCH = ["agentfly.integrations.verl.config", "agentfly.training.config", "agentfly.training.plan"]
 """Modules of training that are read before a model is loaded, and where torch is not installed."""
@@ -53,6 +53,11 @@ def test_no_module_outside_training_imports_torch() -> None:
 @pytest.mark.integration
 def test_training_in_one_process_imports_neither_ray_nor_verl() -> None:
     assert not {"ray", "verl"} & imported_by("import agentfly.agents, agentfly.cli.train, agentfly.training.trainer")
+
+
+def test_the_root_shows_the_architecture() -> None:
+    modules = [module.name for module in pkgutil.iter_modules(agentfly.__path__) if not module.ispkg]
+    assert len(modules) <= 12, modules
 
 
 def test_the_exports_are_the_public_names() -> None:

@@ -11,8 +11,8 @@ from agentfly import plugins
 from agentfly.cli.recipes import find_recipe, list_requirements
 from agentfly.cli.run import load_recipe
 from agentfly.cli.train import plan_recipe
-from agentfly.demonstrations import demonstrate
 from agentfly.errors import ConfigError
+from agentfly.sft.demonstrations import demonstrate
 from agentfly.templates.tokenizer import BYTES
 from agentfly.training import TrainConfig
 

@@ -18,7 +18,14 @@ import agentfly.tools  # noqa: F401  (registers the general rewards and tools by
 from agentfly.backends import open_backend
 from agentfly.backends.base import Backend, PromptFormat, Request
 from agentfly.errors import ConfigError, DataError
-from agentfly.llm_engine import (
+from agentfly.models import resolve
+from agentfly.resources import ResourceManager
+from agentfly.rollout import Chain, RunResult, rollout
+from agentfly.rollout.config import RunOptions, find_option, parse_settings, parse_tasks
+from agentfly.rollout.events import Event
+from agentfly.rollout.history import append_user_text
+from agentfly.rollout.limits import LoopControl, NextStep, RecoveryRule
+from agentfly.rollout.llm_engine import (
     GENERATE_ARGUMENTS,
     PARSE_ARGUMENTS,
     LLMEngine,
@@ -28,13 +35,6 @@ from agentfly.llm_engine import (
     sample_batch,
     takes_batch,
 )
-from agentfly.models import resolve
-from agentfly.resources import ResourceManager
-from agentfly.rollout import Chain, RunResult, rollout
-from agentfly.rollout.config import RunOptions, find_option, parse_settings, parse_tasks
-from agentfly.rollout.events import Event
-from agentfly.rollout.history import append_user_text
-from agentfly.rollout.limits import LoopControl, NextStep, RecoveryRule
 from agentfly.rollout.waiting import report_waiting
 from agentfly.scoring import RewardSpec, Scorer
 from agentfly.templates import load_template

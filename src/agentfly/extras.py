@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from agentfly.errors import ConfigError
 
 DISTRIBUTION = "agentfly-rl"
-_JAX = ("jax", "jax.lax")
-_IMPORT_LOCK = threading.Lock()
 
 
 def install_command(extra: str) -> str:
@@ -52,24 +47,3 @@ def find_package_conflict() -> str:
         f"The distribution `agentfly` {other} is installed. It is unrelated to this one and overwrites its files: "
         f"pip uninstall -y agentfly {DISTRIBUTION} && pip install {DISTRIBUTION}"
     )
-
-
-def import_bm25s(feature: str, extra: str) -> Any:
-    """Import bm25s while JAX is hidden from it.
-
-    Where JAX is installed, `bm25s.selection` calls `jax.lax.top_k` at import time, and JAX then reserves 75 % of the
-    GPU memory. Without JAX, bm25s uses NumPy.
-    """
-    modules: dict[str, Any] = sys.modules
-    with _IMPORT_LOCK, require_extra(feature, extra):
-        if "bm25s" not in modules:
-            hidden = {name: modules[name] for name in _JAX if name in modules}
-            modules.update(dict.fromkeys(_JAX))  # None makes `import jax.lax` raise ModuleNotFoundError
-            try:
-                import bm25s
-            finally:
-                for name in _JAX:
-                    del modules[name]
-                modules.update(hidden)
-        import bm25s
-    return bm25s

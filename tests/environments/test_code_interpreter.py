@@ -9,10 +9,10 @@ from agentfly import Task, reward
 from agentfly.agent import HIDDEN_IMAGE
 from agentfly.agents import CodeAgent, HFAgent
 from agentfly.backends.scripted import ScriptedBackend
-from agentfly.demonstrations import completion_from_reply
 from agentfly.environments import CodeInterpreter
 from agentfly.rollout import RunResult
 from agentfly.sandbox import Limits, SandboxUnavailable, open_sandbox
+from agentfly.sft.demonstrations import completion_from_reply
 from agentfly.tooling import Context
 from agentfly.trajectory import StopReason
 from agentfly.types import Message, ToolCall

@@ -13,12 +13,12 @@ pytest.importorskip("PIL", reason="rooms are drawn with Pillow")
 from agentfly.agents import HFAgent  # noqa: E402
 from agentfly.cli.recipes import find_recipe  # noqa: E402
 from agentfly.cli.train import plan_recipe  # noqa: E402
-from agentfly.demonstrations import record_conversation  # noqa: E402
 from agentfly.environments.rooms import FindDigit, Rooms  # noqa: E402
 from agentfly.models import find_digit, rooms, tiny_vision  # noqa: E402
 from agentfly.models.rooms import demonstrations, draw_digit  # noqa: E402
 from agentfly.models.tiny import IGNORE_INDEX  # noqa: E402
 from agentfly.runs import RunDirectory  # noqa: E402
+from agentfly.sft.demonstrations import record_conversation  # noqa: E402
 from agentfly.training.trainer import Trainer  # noqa: E402
 from agentfly.types import Task  # noqa: E402
 from agentfly.vision.processor import load_image_processor  # noqa: E402

@@ -10,10 +10,10 @@ import torch
 from agentfly import reward, tool
 from agentfly.agents import HFAgent
 from agentfly.backends.engine.vision import tower_parameters
-from agentfly.demonstrations import record_conversation
 from agentfly.rollout import KeepImages
 from agentfly.runs import RunDirectory
-from agentfly.sft import build_sft_learner, train_sft
+from agentfly.sft.demonstrations import record_conversation
+from agentfly.sft.training import build_sft_learner, train_sft
 from agentfly.training import TrainConfig
 from agentfly.training.plan import TrainPlan
 from agentfly.training.trainer import Trainer

@@ -19,16 +19,16 @@ from agentfly.agent import BaseAgent
 from agentfly.cli.console import print_text
 from agentfly.cli.recipes import Recipe
 from agentfly.cli.run import AgentRun, load_recipe
-from agentfly.demonstrations import demonstrate, demonstration_template, read_demonstrations
 from agentfly.errors import ConfigError
 from agentfly.models import resolve, tiny
 from agentfly.runs.progress import ProgressSteps
+from agentfly.sft.demonstrations import demonstrate, demonstration_template, read_demonstrations
 from agentfly.templates.tokenizer import load_tokenizer, save_tokenizer
 from agentfly.training.config_records import LEARNING_RATE_TOO_HIGH, MAX_LEARNING_RATE
 from agentfly.trajectory import Trajectory
 
 if TYPE_CHECKING:
-    from agentfly.sft import SftStep
+    from agentfly.sft.training import SftStep
     from agentfly.training.learner import Learner
 
 
@@ -125,7 +125,7 @@ def new_model(recipe: Recipe, data: Path | None, config: SftConfig) -> Iterator[
 
 def run_sft(run: AgentRun, config: SftConfig, console: Console | None = None) -> SftStep:
     """Collect demonstrations, train on them and write the model; return the last step."""
-    from agentfly.sft import build_sft_learner, demonstration_segments, measure_fit, select_fitting, train_sft
+    from agentfly.sft.training import build_sft_learner, demonstration_segments, measure_fit, select_fitting, train_sft
 
     console = console or Console()
     report = partial(print_text, console)

@@ -161,8 +161,8 @@ def _run_warm_start(recipe: Recipe, overrides: Mapping[str, Any]) -> str:
         raise ConfigError("--warm-start runs SFT in one process: run `agentfly sft` before torchrun, and give model=")
     if (model_folder := Path(settings.trained_model)).exists():
         raise ConfigError(
-            f"--warm-start writes {model_folder}, which is there already: train it with model={model_folder}, or move it "
-            "away"
+            f"--warm-start writes {model_folder}, which is there already: train it with "
+            f"model={model_folder}, or move it away"
         )
     # Another process: it gives the memory of its engine and its model back.
     process = subprocess.run([sys.executable, "-m", "agentfly", *settings.sft_arguments(recipe.argument)])

@@ -16,9 +16,9 @@ import psutil  # type: ignore[import-untyped]
 
 from agentfly.conformance.clock import Stopwatch, descendants
 from agentfly.conformance.subject import NotApplicable, PropertyFailed, Subject
-from agentfly.demonstrations import demonstrate
 from agentfly.environment import Environment, has_tasks
 from agentfly.errors import ConfigError
+from agentfly.sft.demonstrations import demonstrate
 from agentfly.types import Task
 
 RELEASE_TIMEOUT = 5.0

@@ -14,11 +14,11 @@ from random import Random
 from agentfly.agents import HFAgent
 from agentfly.backends.scripted import ScriptedBackend
 from agentfly.conformance.session import CallAnswer, CheckSession, Trace, valid_arguments
-from agentfly.demonstrations import Demonstrations
 from agentfly.environment import Environment, Scope, has_tasks
 from agentfly.errors import AgentFlyError, describe
 from agentfly.resources import ResourceManager
 from agentfly.scoring import REWARDS, Reward
+from agentfly.sft.demonstrations import Demonstrations
 from agentfly.tooling import Tool, Toolbox
 from agentfly.types import Task, ToolCall
 

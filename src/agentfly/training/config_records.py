@@ -196,8 +196,8 @@ class WarmStart:
     def __post_init__(self) -> None:
         if self.train_from is not None and self.train_from >= self.steps:
             raise ConfigError(
-                f"warm_start.train_from={self.train_from} is a step before the last of steps={self.steps}; leave it out "
-                "to train the last one"
+                f"warm_start.train_from={self.train_from} is a step before the last of steps={self.steps}; "
+                "leave it out to train the last one"
             )
 
     @property

@@ -9,10 +9,10 @@ import json
 import pytest
 
 from agentfly.agents import HFAgent
-from agentfly.demonstrations import demonstrate
 from agentfly.environments.alfworld import ALFWorld, ALFWorldUpstream
 from agentfly.environments.alfworld.environment import UpstreamGame, alfworld_episode_reward, alfworld_won
 from agentfly.errors import ConfigError, DataError
+from agentfly.sft.demonstrations import demonstrate
 from agentfly.types import Task, ToolCall
 from tests.fakes import call
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from agentfly.agents import HFAgent
-from agentfly.demonstrations import demonstrate
 from agentfly.environment import Environment
 from agentfly.rewards import game_won
+from agentfly.sft.demonstrations import demonstrate
 from agentfly.types import Task, ToolCall
 
 W = TypeVar("W", bound=Environment)

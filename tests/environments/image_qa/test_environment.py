@@ -10,11 +10,11 @@ import pytest
 from PIL import Image as Pillow
 
 from agentfly.agents import HFAgent
-from agentfly.demonstrations import demonstrate
 from agentfly.environments.image_qa import ImageQA
 from agentfly.environments.image_qa.environment import KINDS, image_qa_match
 from agentfly.environments.image_qa.scenes import HEIGHT, WIDTH, draw_scene
 from agentfly.errors import ConfigError, DataError
+from agentfly.sft.demonstrations import demonstrate
 from agentfly.types import Image, Task
 from agentfly.vision.images import open_image
 

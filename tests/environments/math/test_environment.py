@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from agentfly.agents import HFAgent
-from agentfly.demonstrations import demonstrate
 from agentfly.environments.math import MathWithPython
 from agentfly.environments.math.tasks import load_kinds, run_program
 from agentfly.errors import ConfigError, DataError
 from agentfly.sandbox import SandboxUnavailable, open_sandbox
 from agentfly.scoring import reward
+from agentfly.sft.demonstrations import demonstrate
 from agentfly.types import Task, ToolCall
 from tests.fakes import call
 

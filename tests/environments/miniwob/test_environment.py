@@ -10,10 +10,10 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 
 from agentfly.agents import HFAgent
-from agentfly.demonstrations import demonstrate
 from agentfly.environments.miniwob import TASKS, MiniWoB
 from agentfly.environments.miniwob.environment import find_html, miniwob_reward, serve_file
 from agentfly.errors import ConfigError, DataError
+from agentfly.sft.demonstrations import demonstrate
 from agentfly.types import Task
 from tests.environments.browsers import needs_browser
 

@@ -7,9 +7,9 @@ import pytest
 from agentfly.agents import GUIAgent
 from agentfly.agents.gui_formats import GUI_FORMATS
 from agentfly.backends.base import Request
-from agentfly.demonstrations import demonstrate
 from agentfly.environments.miniwob import MiniWoB
 from agentfly.environments.miniwob.environment import miniwob_reward
+from agentfly.sft.demonstrations import demonstrate
 from agentfly.trajectory import StopReason
 from agentfly.types import Completion, FinishReason, Message, ToolCall
 from agentfly.vision.images import open_image

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from agentfly.agents import HFAgent
-from agentfly.demonstrations import demonstrate
 from agentfly.environments import CodeJudge, data
 from agentfly.environments.programs import ProgramSynthesis, mbpp_tasks
 from agentfly.environments.programs.environment import MBPP_SPLITS
 from agentfly.errors import ConfigError, DataError
 from agentfly.rewards import unit_tests
 from agentfly.sandbox import SandboxUnavailable, open_sandbox
+from agentfly.sft.demonstrations import demonstrate
 from agentfly.types import Task
 from tests.fakes import call
 

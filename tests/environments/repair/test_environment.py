@@ -12,12 +12,12 @@ import pytest_asyncio
 
 from agentfly.agents import HFAgent
 from agentfly.backends.scripted import ScriptedBackend
-from agentfly.demonstrations import demonstrate
 from agentfly.environments import Repair
 from agentfly.errors import ConfigError, DataError
 from agentfly.rewards import repair_success
 from agentfly.rewards import tests_pass as pass_fraction
 from agentfly.sandbox import SandboxUnavailable, open_sandbox
+from agentfly.sft.demonstrations import demonstrate
 from agentfly.trajectory import Trajectory
 from agentfly.types import Task
 from tests.fakes import call

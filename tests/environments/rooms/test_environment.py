@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from agentfly.agents import HFAgent
-from agentfly.demonstrations import demonstrate
 from agentfly.environments.rooms import FindDigit, Rooms
 from agentfly.environments.rooms.environment import digit_match
 from agentfly.errors import DataError
 from agentfly.models.find_digit import draw_view, quarters_of
 from agentfly.models.rooms import draw_digit
+from agentfly.sft.demonstrations import demonstrate
 from agentfly.types import Task
 
 

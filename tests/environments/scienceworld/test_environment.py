@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator
 import pytest
 
 from agentfly.agents import HFAgent
-from agentfly.demonstrations import demonstrate
 from agentfly.environments.scienceworld import ScienceWorld
 from agentfly.errors import DataError, EnvironmentFault
 from agentfly.rewards import scienceworld_episode_reward, scienceworld_progress, scienceworld_score
+from agentfly.sft.demonstrations import demonstrate
 from agentfly.types import Task, ToolCall
 from tests.fakes import call
 

@@ -7,9 +7,9 @@ from types import ModuleType
 import pytest
 
 from agentfly.agents import HFAgent
-from agentfly.demonstrations import demonstrate
 from agentfly.environments.scienceworld import ScienceWorld
 from agentfly.rewards import scienceworld_score
+from agentfly.sft.demonstrations import demonstrate
 
 
 @pytest.fixture(name="recipe", scope="module")

@@ -8,12 +8,12 @@ import pytest
 pytest.importorskip("bm25s", reason="searching by words needs bm25s: pip install 'agentfly-rl[search]'")
 
 from agentfly.agents import HFAgent
-from agentfly.demonstrations import demonstrate
 from agentfly.environments import Search
 from agentfly.environments.search import Hit, Passage
 from agentfly.environments.search.engines import SearchFailed
 from agentfly.errors import ConfigError, EnvironmentFault
 from agentfly.rewards import qa_em
+from agentfly.sft.demonstrations import demonstrate
 from agentfly.types import Task, ToolCall
 from tests.fakes import seeded
 

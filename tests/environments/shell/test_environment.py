@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from agentfly.agents import HFAgent
-from agentfly.demonstrations import demonstrate
 from agentfly.environments.shell import Shell
 from agentfly.environments.shell.tasks import KINDS
 from agentfly.errors import DataError
 from agentfly.rewards import shell_match, shell_similarity
 from agentfly.sandbox import Limits, SandboxUnavailable, open_sandbox
+from agentfly.sft.demonstrations import demonstrate
 from agentfly.types import Task
 from tests.fakes import call
 

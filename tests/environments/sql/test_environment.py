@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from agentfly.agents import HFAgent
-from agentfly.demonstrations import demonstrate
 from agentfly.environment import Pool
 from agentfly.environments.sql import SQL
 from agentfly.environments.sql.database import Database, read_file, row_overlap
 from agentfly.environments.sql.images import load_image, load_twins
 from agentfly.errors import DataError
 from agentfly.rewards import sql_iou, sql_match
+from agentfly.sft.demonstrations import demonstrate
 from agentfly.trajectory import StopReason
 from agentfly.types import Task
 from tests.fakes import call

@@ -11,12 +11,12 @@ from agentfly.agents import HFAgent
 from agentfly.backends.scripted import ScriptedBackend
 from agentfly.cli.env_list import resolve_task
 from agentfly.cli.env_play import PlaySession
-from agentfly.demonstrations import demonstrate
 from agentfly.environments import WebShop
 from agentfly.environments.webshop import product
 from agentfly.errors import ConfigError, DataError
 from agentfly.rewards import webshop_reward
 from agentfly.rollout import RunResult
+from agentfly.sft.demonstrations import demonstrate
 from agentfly.trajectory import StopReason
 from agentfly.types import ToolCall
 from tests.fakes import call

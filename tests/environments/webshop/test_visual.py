@@ -9,9 +9,9 @@ import pytest
 from PIL import Image as Pillow
 
 from agentfly.agents import HFAgent
-from agentfly.demonstrations import demonstrate
 from agentfly.environments.webshop import VisualWebShop
 from agentfly.rewards import webshop_reward
+from agentfly.sft.demonstrations import demonstrate
 from agentfly.types import Task, ToolCall
 from tests.environments.browsers import needs_browser
 

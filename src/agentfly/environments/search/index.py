@@ -26,9 +26,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from agentfly.environments.bm25 import import_bm25s
 from agentfly.environments.data import read_rows
 from agentfly.errors import ConfigError, DataError
-from agentfly.extras import import_bm25s, require_extra
+from agentfly.extras import require_extra
 
 KINDS = ("bm25", "dense", "hybrid")
 PACKAGED_MODEL = "minilm"

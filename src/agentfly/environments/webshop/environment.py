@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from agentfly import threads
 from agentfly.environment import Environment, Pool
+from agentfly.environments.bm25 import import_bm25s
 from agentfly.environments.browser import BrowserEnvironment, Coordinate
 from agentfly.environments.webshop import pages
 from agentfly.environments.webshop.product import LIMIT, ShopGoal, extract_nouns
@@ -18,7 +19,7 @@ from agentfly.environments.webshop.session import ShopSession
 from agentfly.environments.webshop.shop import find_cached_shop, open_shop
 from agentfly.environments.webshop.tasks import draw_tasks
 from agentfly.errors import ConfigError, DataError
-from agentfly.extras import import_bm25s, require_extra
+from agentfly.extras import require_extra
 from agentfly.scoring import reward
 from agentfly.tooling import tool
 from agentfly.types import Image, Task, ToolCall

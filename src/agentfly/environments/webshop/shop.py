@@ -11,10 +11,11 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from agentfly.environments.bm25 import import_bm25s
 from agentfly.environments.webshop.product import ShopProduct
 from agentfly.environments.webshop.tasks import FILES, MAX_PRODUCTS, generate_catalog, read_catalog
 from agentfly.errors import DataError
-from agentfly.extras import import_bm25s, require_extra
+from agentfly.extras import require_extra
 
 K1, B = 0.9, 0.4
 """BM25 term-frequency saturation and length normalization: Anserini's defaults."""

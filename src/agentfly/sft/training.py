@@ -157,9 +157,11 @@ def measure_fit(model: Any, segments: Sequence[SegmentArrays]) -> DemonstrationF
     backbone = Backbone(model)
     tokens = correct = 0
     loss = 0.0
-    batches = split_micro_batches(segments, _FIT_TOKENS, lambda each: len(each.tokens), padded=not backbone.packed)
+    batches = split_micro_batches(
+        segments, _FIT_TOKENS, lambda segment: len(segment.tokens), padded=not backbone.packed
+    )
     for batch in batches:
-        targets = torch.from_numpy(np.concatenate([each.tokens[each.mask] for each in batch])).long()
+        targets = torch.from_numpy(np.concatenate([segment.tokens[segment.mask] for segment in batch])).long()
         targets = targets.to(backbone.device)  # [sampled]
         logits = backbone.logits(batch).float()  # [sampled, vocab]
         loss += float(torch.nn.functional.cross_entropy(logits, targets, reduction="sum"))

@@ -12,12 +12,12 @@ from agentfly import Environment, Task, reward, tool
 from agentfly.agents import HFAgent, ReactAgent
 from agentfly.backends.scripted import ScriptedBackend
 from agentfly.data import read_tasks
-from agentfly.demonstrations import completion_from_reply, demonstrate, read_demonstrations, record_conversation
 from agentfly.environment import Pool
 from agentfly.environments.lookup import Lookup
 from agentfly.errors import ConfigError, DataError, TemplateError
 from agentfly.models.lookup import draw
 from agentfly.segment import Author
+from agentfly.sft.demonstrations import completion_from_reply, demonstrate, read_demonstrations, record_conversation
 from agentfly.templates import load_template
 from agentfly.templates.template import Template
 from agentfly.templates.tokenizer import ByteTokenizer

@@ -14,9 +14,9 @@ from agentfly import reward, tool
 from agentfly.agents import BaseAgent, HFAgent
 from agentfly.environments.lookup import Lookup
 from agentfly.errors import ConfigError
-from agentfly.llm_engine import SampledText
 from agentfly.models.lookup import draw
 from agentfly.rollout import KeepObservations
+from agentfly.rollout.llm_engine import SampledText
 from agentfly.runs import RunDirectory
 from agentfly.training.config import TrainConfig
 from agentfly.training.plan import TrainPlan

@@ -94,8 +94,8 @@ async def demonstrate(
     try:
         chains = await asyncio.gather(*running)
     finally:
-        for each in running:
-            each.cancel()
+        for chain_task in running:
+            chain_task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
     def accept(chain: Trajectory) -> bool:
@@ -179,7 +179,7 @@ def record_conversation(agent: BaseAgent, row: Task, group: int = 0) -> Trajecto
     for is_reply, run in groupby(row.messages[first:], key=lambda message: message.role == "assistant"):
         messages = list(run)
         if not is_reply:
-            messages = [replace(each, content=agent.visible(each.content, strict=True)) for each in messages]
+            messages = [replace(message, content=agent.visible(message.content, strict=True)) for message in messages]
             author = Author.TOOL if any(message.role == "tool" for message in messages) else Author.USER
             transcript.add(messages, author, turn=len(turns))
             continue
@@ -230,12 +230,14 @@ def completion_from_reply(agent: BaseAgent, reply: Message) -> Completion:
     ids = template.write(agent.write_reply(reply))
     completion = Completion(ids, [0.0] * len(ids), [NO_WEIGHT_VERSION] * len(ids), FinishReason.STOP)
     parsed = agent.read(Request(template.start([Message("user", "u")]), Sampling()), completion)
-    wanted, got = ([(call.name, dict(call.arguments)) for call in each.tool_calls] for each in (reply, parsed.message))
-    same = wanted == got or _validate_calls(agent, wanted) == _validate_calls(agent, got)
+    expected, read_back = (
+        [(call.name, dict(call.arguments)) for call in message.tool_calls] for message in (reply, parsed.message)
+    )
+    same = expected == read_back or _validate_calls(agent, expected) == _validate_calls(agent, read_back)
     if reply.tool_calls and (not same or parsed.problems):
         raise ConfigError(
-            f"{type(agent).__name__} with template {template.name!r} does not read {wanted} back, but "
-            f"{got or 'no call'}: write such a turn as text, in the format that the agent asks its model for"
+            f"{type(agent).__name__} with template {template.name!r} does not read {expected} back, but "
+            f"{read_back or 'no call'}: write such a turn as text, in the format that the agent asks its model for"
         )
     return completion
 

@@ -15,12 +15,12 @@ from agentfly.agents import HFAgent  # noqa: E402
 from agentfly.algorithms.base import SegmentArrays  # noqa: E402
 from agentfly.algorithms.loss import Loss  # noqa: E402
 from agentfly.backends.scripted import ScriptedBackend  # noqa: E402
-from agentfly.demonstrations import demonstrate, record_conversation  # noqa: E402
 from agentfly.environments.lookup import Lookup  # noqa: E402
 from agentfly.errors import ConfigError, DataError  # noqa: E402
 from agentfly.evaluation import evaluate  # noqa: E402
 from agentfly.models.lookup import draw  # noqa: E402
-from agentfly.sft import SftStep, demonstration_segments, measure_fit, train_sft  # noqa: E402
+from agentfly.sft.demonstrations import demonstrate, record_conversation  # noqa: E402
+from agentfly.sft.training import SftStep, demonstration_segments, measure_fit, train_sft  # noqa: E402
 from agentfly.training.local_learner import LocalLearner  # noqa: E402
 from agentfly.trajectory import Trajectory  # noqa: E402
 from agentfly.types import Message, Task  # noqa: E402

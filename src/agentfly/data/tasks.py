@@ -1,0 +1,134 @@
+"""Read a dataset file into tasks.
+
+One row is one task: `question` or `messages` is the prompt, every other column is kept by name. Row numbers and default
+ids start at 0, line numbers at 1. The whole file is validated first: if any row is bad, DataError names the place and
+reason of the first few bad rows and their total number.
+"""
+
+from __future__ import annotations
+
+import difflib
+import lzma
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agentfly.data.files import describe_value, find_reader
+from agentfly.errors import ConfigError, DataError
+from agentfly.types import Task
+
+_MAX_REPORTED = 3
+_QUESTION_LIKE = ("prompt", "instruction", "problem", "query", "input")
+
+
+def read_tasks(path: str | Path, *, question: str = "question") -> list[Task]:
+    """Read every row of a file as a task.
+
+    `question` names the column that becomes the prompt. If it is not the default, every row must have that column, and
+    it takes precedence over `messages`. The id of a task is the row's `id`, or the row number if it has none.
+    """
+    path = Path(path)
+    tasks: list[Task] = []
+    bad: list[str] = []
+    try:
+        for number, (position, row) in enumerate(find_reader(path)(path)):
+            try:
+                tasks.append(_parse_row(row, str(number), question, path.parent))
+            except (DataError, OSError, ValueError) as error:  # OSError, ValueError: an image path that cannot be one
+                bad.append(f"{position}: {error}")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text: {error}; save it as UTF-8") from error
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    if len(bad) == 1:
+        raise DataError(f"{path}, {bad[0]}")
+    if bad:
+        lines = [f"{path}: {len(bad)} of {len(bad) + len(tasks)} rows cannot be read", *bad[:_MAX_REPORTED]]
+        if more := len(bad[_MAX_REPORTED:]):
+            lines.append(f"and {more} more row{'s' if more > 1 else ''}")
+        raise DataError("\n  ".join(lines))
+    if not tasks:
+        raise DataError(f"{path} has no rows")
+    return tasks
+
+
+def select(tasks: Sequence[Task], spec: str) -> list[Task]:
+    """Select tasks by an id, an index such as "3", or a range such as "0:10".
+
+    An id takes precedence over an index. A range always counts rows: "3:4" is row 3, whatever the ids are.
+    """
+    spec = spec.strip()
+    if named := [task for task in tasks if task.id == spec]:
+        return named
+    if numbers := re.fullmatch(r"(-?\d*):(-?\d*)", spec):
+        start, stop = (int(number) if number else None for number in numbers.groups())
+        if selected := list(tasks[start:stop]):
+            return selected
+        raise ConfigError(f"the range {spec!r} selects none of the {len(tasks)} tasks")
+    if re.fullmatch(r"-?\d+", spec):
+        if -len(tasks) <= int(spec) < len(tasks):
+            return [tasks[int(spec)]]
+        raise ConfigError(f"no task {spec}: there are {len(tasks)}, counted from 0, and none has that id")
+    close = difflib.get_close_matches(spec, [task.id for task in tasks], 3)
+    hint = f"; close ones are {', '.join(map(repr, close))}" if close else ""
+    raise ConfigError(f"no task has the id {spec!r}{hint}; an index (3) or a range (0:10) also works")
+
+
+def _parse_row(row: Any, number: str, question: str, folder: Path) -> Task:
+    """Convert a row to a task. `number` is the default id; images are looked up in `folder`."""
+    if isinstance(row, DataError):
+        raise row
+    if not isinstance(row, Mapping):
+        raise DataError(f"a row must be an object of columns, not {describe_value(row)}")
+    present = ", ".join(map(repr, row)) or "nothing"
+    prompt = dict(row)
+    if question != "question":
+        if question not in row:
+            raise DataError(f"no column {question!r} to take the question from; the row has {present}")
+        value = row[question]
+        if not isinstance(value, str) or not value.strip():
+            raise DataError(f"{question!r} is to be the question and must be text, not {describe_value(value)}")
+        prompt["question"] = value
+        prompt.pop("messages", None)
+    elif row.get("messages") is None and not isinstance(row.get("question"), str):
+        if "question" in row:
+            raise DataError(f"'question' must be text, not {describe_value(row['question'])}")
+        other = next((name for name in _QUESTION_LIKE if isinstance(row.get(name), str)), None)
+        hint = f"; question={other!r} takes that column" if other else ""
+        raise DataError(f"a row needs a 'question' or 'messages'; it has {present}{hint}")
+    try:
+        messages = Task.of(_resolve_image_paths(prompt, folder)).messages
+    except (AttributeError, TypeError) as error:
+        raise DataError(f"something in it has the wrong shape: {error}") from error
+    columns = {"question": prompt["question"]} if "question" in prompt else {}
+    columns |= {str(name): value for name, value in row.items() if name != "messages"}
+    row_id = row.get("id")
+    return Task(messages, columns, number if row_id is None or row_id == "" else str(row_id))
+
+
+def _resolve_image_paths(row: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Replace paths of images relative to the dataset file, in `image`, `images` and the parts of `messages`."""
+
+    def resolve(value: Any) -> Any:
+        if isinstance(value, list):
+            return [resolve(path) for path in value]
+        if isinstance(value, str) and len(value) < 1024 and not value.startswith(("data:", "http:", "https:")):
+            return str(folder / value) if (folder / value).is_file() else value
+        return value
+
+    out = {name: resolve(value) if name in ("image", "images") else value for name, value in row.items()}
+    if isinstance(row.get("messages"), list):
+        out["messages"] = []
+        for message in row["messages"]:
+            if isinstance(message, Mapping) and isinstance(message.get("content"), list):
+                parts = [
+                    {**part, "image": resolve(part["image"])}
+                    if isinstance(part, Mapping) and part.get("type") == "image" and "image" in part
+                    else part
+                    for part in message["content"]
+                ]
+                message = {**message, "content": parts}
+            out["messages"].append(message)
+    return out

@@ -1,0 +1,1 @@
+"""Supervised fine-tuning: demonstrations, and training on them. Importing `demonstrations` does not import torch."""
