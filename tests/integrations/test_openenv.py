@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from agentfly import Environment, Task, reward, tool
-from agentfly.environments.games import OpenEnvEnvironment
+from agentfly.environments.games.openenv_env import OpenEnvEnvironment
 from agentfly.errors import ConfigError
 from agentfly.integrations.openenv import OpenEnvServer
 from tests.environments.games.playing import reset_env

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agentfly.environments.games import ChessPuzzle, lichess_tasks
+from agentfly.environments.games.chess_puzzle import ChessPuzzle, lichess_tasks
 from agentfly.errors import ConfigError, DataError
 from agentfly.types import Task
 from tests.environments.games.playing import answers, count_demonstrations, reset_env, winning

@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 
-from agentfly.environments.games import (
-    ChessPuzzle,
-    GymnasiumEnvironment,
-    OpenEnvEnvironment,
-    ReasoningGym,
-    TextArenaGame,
-    TextWorldGame,
-)
+from agentfly.environments.games.chess_puzzle import ChessPuzzle
+from agentfly.environments.games.gymnasium_env import GymnasiumEnvironment
+from agentfly.environments.games.openenv_env import OpenEnvEnvironment
+from agentfly.environments.games.reasoning_gym import ReasoningGym
+from agentfly.environments.games.textarena_game import TextArenaGame
+from agentfly.environments.games.textworld_game import TextWorldGame
 from agentfly.errors import ConfigError
 from tests.environments.games.playing import reset_env
 
@@ -47,8 +45,9 @@ async def test_missing_package_is_reported(package: str, monkeypatch: pytest.Mon
 
 def test_optional_packages_are_not_imported_early() -> None:
     loaded = (
-        "import sys, agentfly.environments.games as games\n"
-        "for name in games.__all__: getattr(games, name)\n"
+        "import importlib, pkgutil, sys, agentfly.environments.games as games\n"
+        "names = (module.name for module in pkgutil.iter_modules(games.__path__, games.__name__ + '.'))\n"
+        "for name in names: importlib.import_module(name)\n"
         "print(*sorted(sys.modules))"
     )
     names = subprocess.run([sys.executable, "-c", loaded], check=True, capture_output=True, text=True).stdout.split()

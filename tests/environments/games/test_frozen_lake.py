@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from agentfly.environments.games import FrozenLake
-from agentfly.environments.games.frozen_lake import compute_distances
+from agentfly.environments.games.frozen_lake import FrozenLake, compute_distances
 from agentfly.environments.games.game import find_symbols
 from agentfly.errors import ConfigError, DataError
 from tests.environments.games.playing import answers, count_demonstrations, reset_env, winning

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from agentfly.environments.games import GymnasiumEnvironment, VisualGymnasium
-from agentfly.environments.games.gymnasium_env import ACTIONS, write_out_colors
+from agentfly.environments.games.gymnasium_env import ACTIONS, GymnasiumEnvironment, VisualGymnasium, write_out_colors
 from agentfly.errors import ConfigError, DataError
 from agentfly.rewards import game_score
 from agentfly.types import Task

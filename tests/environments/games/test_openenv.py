@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agentfly.environments.games import OpenEnvEnvironment
+from agentfly.environments.games.openenv_env import OpenEnvEnvironment
 from agentfly.errors import ConfigError, EnvironmentFault
 from agentfly.rewards import game_score
 from agentfly.types import Task

@@ -9,8 +9,7 @@ import re
 import pytest
 
 from agentfly.agents import HFAgent
-from agentfly.environments.games import ReasoningGym
-from agentfly.environments.games.reasoning_gym import EVALUATED, is_safe_expression, score_answer
+from agentfly.environments.games.reasoning_gym import EVALUATED, ReasoningGym, is_safe_expression, score_answer
 from agentfly.errors import ConfigError, DataError
 from agentfly.rewards import reasoning_gym_score
 from tests.environments.games.playing import answers, count_demonstrations

@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from agentfly.environments.games import Sokoban
-from agentfly.environments.games.sokoban import read_level, solve
+from agentfly.environments.games.sokoban import Sokoban, read_level, solve
 from agentfly.errors import ConfigError, DataError
 from agentfly.types import Task
 from tests.environments.games.playing import answers, count_demonstrations, reset_env, winning

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from agentfly.environments.games import TextArenaGame
+from agentfly.environments.games.textarena_game import TextArenaGame
 from agentfly.errors import ConfigError, DataError
 from agentfly.types import Task
 from tests.environments.games.playing import answers, count_demonstrations, reset_env

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agentfly.environments.games import TextWorldGame
+from agentfly.environments.games.textworld_game import TextWorldGame
 from agentfly.errors import DataError
 from agentfly.types import Task
 from tests.environments.games.playing import answers, count_demonstrations, reset_env, winning

@@ -61,6 +61,19 @@ class Counter(Environment):
         return "full"
 
 
+class Finder(Environment):
+    pool = Pool(runtime="sandbox")
+
+    async def reset(self, task: Task) -> None: ...
+
+    @tool
+    def find(self, name: str) -> str:
+        """Find a prebuilt environment by its name."""
+        from agentfly import environments
+
+        return str(getattr(environments, name).__module__)
+
+
 @reward
 def reached(env: Counter, target: int) -> float:
     return float(env.shown == target)
@@ -71,6 +84,12 @@ async def manager() -> AsyncIterator[ResourceManager]:
     manager = ResourceManager()
     yield manager
     await manager.close()
+
+
+async def test_prebuilt_environments_have_their_names_in_the_session(manager: ResourceManager) -> None:
+    agent = byte_agent([call("find", name="CodeInterpreter"), "done"], tools=[Finder], manager=manager)
+    (chain,) = await agent.run("Go.")
+    assert "agentfly.environments.code_interpreter" in [message.text for message in chain.messages]
 
 
 async def test_chain_acts_in_sandbox_instance(manager: ResourceManager) -> None:

@@ -10,12 +10,15 @@ import asyncio
 import io
 import sys
 import zipfile
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from agentfly.environment import Environment, InstanceHandle
 from agentfly.errors import ConfigError, EnvironmentFault
+from agentfly.extras import DISTRIBUTION
 from agentfly.resources.rpc.codec import LIMIT
 from agentfly.resources.rpc.proxy import make_proxy
 from agentfly.sandbox import EndReason, Limits, Session
@@ -128,11 +131,18 @@ class _SandboxHandle(InstanceHandle):
 
 @cache
 def _sources() -> bytes:
-    """A zip of AgentFly and cloudpickle for an interpreter that may have neither."""
+    """A zip of AgentFly and cloudpickle for an interpreter that may have neither.
+
+    The metadata comes along: without entry points, no environment is found by its name.
+    """
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as zipped:
         for package in ("agentfly", "cloudpickle"):
             folder = Path(str(import_module(package).__file__)).parent
             for path in sorted(folder.rglob("*.py")):
                 zipped.write(path, Path(package) / path.relative_to(folder))
+        with suppress(PackageNotFoundError):  # it runs from its sources
+            for name in ("METADATA", "entry_points.txt"):
+                content = distribution(DISTRIBUTION).read_text(name) or ""
+                zipped.writestr(f"{DISTRIBUTION.replace('-', '_')}.dist-info/{name}", content)
     return archive.getvalue()

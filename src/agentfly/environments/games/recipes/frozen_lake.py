@@ -18,8 +18,7 @@ from random import Random
 from typing import Any
 
 from agentfly.agents import HFAgent
-from agentfly.environments.games import FrozenLake
-from agentfly.environments.games.frozen_lake import GOAL, symbol_at
+from agentfly.environments.games.frozen_lake import GOAL, FrozenLake, symbol_at
 from agentfly.environments.games.game import OFFSETS, Place, describe_offset, distance, find_symbols, neighbor
 from agentfly.environments.recipe_config import small_model_config
 from agentfly.rewards import game_won

@@ -12,7 +12,7 @@ teaches it more. After 200 it answers four of five. Name any of the hundred gene
 from typing import Any
 
 from agentfly.agents import HFAgent
-from agentfly.environments.games import ReasoningGym
+from agentfly.environments.games.reasoning_gym import ReasoningGym
 from agentfly.environments.recipe_config import small_model_config
 from agentfly.rewards import reasoning_gym_score
 from agentfly.training import WarmStart

@@ -18,9 +18,8 @@ from random import Random
 from typing import Any
 
 from agentfly.agents import HFAgent
-from agentfly.environments.games import Sokoban
 from agentfly.environments.games.game import OFFSETS, Place, describe_offset, distance, neighbor
-from agentfly.environments.games.sokoban import OPPOSITE, SokobanRoom, SokobanState
+from agentfly.environments.games.sokoban import OPPOSITE, Sokoban, SokobanRoom, SokobanState
 from agentfly.environments.recipe_config import small_model_config
 from agentfly.rewards import game_won
 from agentfly.training import WarmStart

@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from agentfly.agents import HFAgent
-from agentfly.environments.games import TextArenaGame
+from agentfly.environments.games.textarena_game import TextArenaGame
 from agentfly.environments.recipe_config import small_model_config
 from agentfly.rewards import game_won
 from agentfly.training import WarmStart

@@ -21,9 +21,9 @@ from random import Random
 from typing import Any, Literal
 
 from agentfly.agents import HFAgent
-from agentfly.environments.games import VisualGymnasium
 from agentfly.environments.games.frozen_lake import GOAL, HOLE, ICE, START, compute_distances
 from agentfly.environments.games.game import Direction, find_symbols, neighbor
+from agentfly.environments.games.gymnasium_env import VisualGymnasium
 from agentfly.environments.recipe_config import small_model_config
 from agentfly.rewards import game_won
 from agentfly.tooling import tool

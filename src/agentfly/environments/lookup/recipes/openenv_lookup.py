@@ -12,7 +12,7 @@ from typing import Any
 from agentfly import Task, reward, tool
 from agentfly.agents import HFAgent
 from agentfly.environment import Pool
-from agentfly.environments.games import OpenEnvEnvironment
+from agentfly.environments.games.openenv_env import OpenEnvEnvironment
 from agentfly.environments.lookup import Lookup, recipe
 from agentfly.extras import require_extra
 
