@@ -54,8 +54,8 @@ def build_algorithm(algorithm: str | Algorithm, **settings: Any) -> Algorithm:
         algorithm = ALGORITHMS[algorithm]()
     if not isinstance(algorithm, Algorithm):
         raise ConfigError(f"an algorithm is a name or an object such as PPO(lam=0.95), not {algorithm!r}")
-    known = [each.name for each in fields(algorithm)]
-    if unknown := [name for name in settings if name not in known]:
-        has = f"has {', '.join(known)}" if known else "has no settings"
+    names = [field.name for field in fields(algorithm)]
+    if unknown := [name for name in settings if name not in names]:
+        has = f"has {', '.join(names)}" if names else "has no settings"
         raise ConfigError(f"{type(algorithm).__name__} has no setting {', '.join(map(repr, unknown))}; it {has}")
     return replace(algorithm, **settings)

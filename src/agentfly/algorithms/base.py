@@ -137,7 +137,7 @@ class Episode:
             arrays = getattr(self, name)
             if arrays is None:
                 continue
-            if [len(each) for each in arrays] != [len(segment.mask) for segment in self.segments]:
+            if [len(array) for array in arrays] != [len(segment.mask) for segment in self.segments]:
                 raise RecordError(f"{chain} must have one of `{name}` for each token of each segment")
             if not np.isfinite(self.gather_sampled_tokens(arrays)).all():
                 raise RecordError(f"{chain} has `{name}` that are not finite")
@@ -175,13 +175,13 @@ class Episode:
     def segment_index(self) -> Ids:
         """[sampled] Segment of each sampled token, counting only segments with sampled tokens."""
         indices = self.gather_sampled_tokens(
-            [np.full(len(each.mask), index) for index, each in enumerate(self.segments)]
+            [np.full(len(segment.mask), index) for index, segment in enumerate(self.segments)]
         )
         return np.unique(indices, return_inverse=True)[1].astype(np.int32)
 
     def gather_sampled_tokens(self, arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
         """One [tokens] array per segment → one [sampled] array of the sampled tokens of all segments."""
-        rows = [each[segment.mask] for each, segment in zip(arrays, self.segments, strict=True)]
+        rows = [array[segment.mask] for array, segment in zip(arrays, self.segments, strict=True)]
         return np.concatenate(rows) if rows else np.zeros(0, np.int32)
 
     def with_advantages(self, advantages: Array, returns: Array | None = None) -> Episode:
@@ -193,9 +193,9 @@ class Episode:
         """Inverse of `gather_sampled_tokens`: [sampled] → one [tokens] array per segment, 0 where not sampled."""
         out = tuple(np.zeros(len(segment.mask), np.float32) for segment in self.segments)
         end = 0
-        for each, segment in zip(out, self.segments, strict=True):
+        for array, segment in zip(out, self.segments, strict=True):
             start, end = end, end + int(segment.mask.sum())
-            each[segment.mask] = values[start:end]
+            array[segment.mask] = values[start:end]
         return out
 
 
@@ -255,7 +255,7 @@ class Algorithm:
             Group(tuple(Episode(chain, (token,), np.array([reward], np.float32)) for reward in group))
             for group in rewards
         ]
-        return [[float(each.advantages[0][0]) for each in group] for group in self.compute_advantages(groups)]
+        return [[float(episode.advantages[0][0]) for episode in group] for group in self.compute_advantages(groups)]
 
     def turn_advantages(self, group: Group) -> list[Array]:
         """One [turns] array per episode of the group."""

@@ -36,7 +36,7 @@ class GiGPO(Algorithm):
         for chain, episode in enumerate(group.episodes):
             for turn, state in enumerate(anchor_states(episode)):
                 by_state.setdefault(state, []).append((chain, turn))
-        steps = [np.zeros_like(each) for each in returns]
+        steps = [np.zeros_like(row) for row in returns]
         for turns in by_state.values():
             values = np.array([returns[chain][turn] for chain, turn in turns])
             for (chain, turn), advantage in zip(turns, center(values, std=self.std), strict=True):

@@ -248,11 +248,11 @@ def combine_metrics(micro_batches: Iterable[Mapping[str, float | Tensor]]) -> di
             values.setdefault(name, []).append(float(value))
     tokens = max(sum(values.get("tokens", ())), 1.0)
     out: dict[str, float] = {}
-    for name, each in values.items():
+    for name, measurements in values.items():
         if name.endswith("_max"):
-            out[name] = max(each)
+            out[name] = max(measurements)
         else:
-            out[name] = sum(each) if name.startswith("loss") or name == "tokens" else sum(each) / tokens
+            out[name] = sum(measurements) if name.startswith("loss") or name == "tokens" else sum(measurements) / tokens
     return out
 
 

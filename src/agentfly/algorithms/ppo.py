@@ -44,4 +44,6 @@ class PPO(Algorithm):
             returns.append(advantages[-1] + values)
         scaled = iter(whiten(advantages) if self.whiten else advantages)
         targets = iter(returns)
-        return [[each.with_advantages(next(scaled), next(targets)) for each in group.episodes] for group in groups]
+        return [
+            [episode.with_advantages(next(scaled), next(targets)) for episode in group.episodes] for group in groups
+        ]

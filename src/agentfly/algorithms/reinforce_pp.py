@@ -19,7 +19,7 @@ class ReinforcePP(Algorithm):
 
     def compute_advantages(self, groups: Sequence[Group]) -> list[list[Episode]]:
         episodes = [episode for group in groups for episode in group.episodes]
-        returns = [discounted_sum(token_rewards(each), token_discounts(each, self.gamma)) for each in episodes]
+        returns = [discounted_sum(token_rewards(episode), token_discounts(episode, self.gamma)) for episode in episodes]
         return _whiten_by_group(groups, returns)
 
 
@@ -41,4 +41,4 @@ class ReinforcePPBaseline(Algorithm):
 def _whiten_by_group(groups: Sequence[Group], rows: Sequence[Array]) -> list[list[Episode]]:
     """The episodes with one [sampled] array each, whitened over the batch."""
     scaled = iter(whiten(rows))
-    return [[each.with_advantages(next(scaled)) for each in group.episodes] for group in groups]
+    return [[episode.with_advantages(next(scaled)) for episode in group.episodes] for group in groups]

@@ -23,4 +23,4 @@ class ReMax(Algorithm):
             raise RecordError("ReMax compares with a greedy chain of each task, and a group came without one")
         greedy = turn_returns(group.greedy)
         returns = [turn_returns(episode) for episode in group.episodes]
-        return [each - greedy[np.minimum(np.arange(len(each)), len(greedy) - 1)] for each in returns]
+        return [row - greedy[np.minimum(np.arange(len(row)), len(greedy) - 1)] for row in returns]

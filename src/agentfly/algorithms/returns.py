@@ -92,7 +92,7 @@ def group_relative_returns(
     if not returns:
         return []
     longest = max(map(len, returns))
-    table = np.stack([np.pad(each, (0, longest - len(each)), mode="edge") for each in returns])  # [chains, turns]
+    table = np.stack([np.pad(row, (0, longest - len(row)), mode="edge") for row in returns])  # [chains, turns]
 
     def relative(rows: Array) -> Array:
         scale = len(rows) / max(len(rows) - 1, 1) if leave_one_out else 1.0
@@ -109,7 +109,7 @@ def group_relative_returns(
             fork = max(chains[index].branch_turn for index in family) if len(family) > 1 else longest
             within = relative(table[family])  # [branches, turns]
             advantages[family] = np.where(np.arange(longest) < fork, shared, within) / len(family)
-    return [row[: len(own)] for row, own in zip(advantages, returns, strict=True)]
+    return [row[: len(chain_returns)] for row, chain_returns in zip(advantages, returns, strict=True)]
 
 
 def center(table: Array, *, std: bool = False) -> Array:

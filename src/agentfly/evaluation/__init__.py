@@ -75,9 +75,9 @@ async def evaluate(
         plan[chains] = replace(settings, sampling=replace(settings.sampling, temperature=0.0))
     # The first tasks are sampled first: an evaluation that is stopped has finished most of what it sampled.
     jobs = [
-        ChainJob(task, group, chain, replace(own, priority=group))
+        ChainJob(task, group, chain, replace(chain_settings, priority=group))
         for group, task in enumerate(all_tasks)
-        for chain, own in plan.items()
+        for chain, chain_settings in plan.items()
     ]
     opened: nullcontext[None] | EvalLog = nullcontext()
     if log is not None:
@@ -131,7 +131,7 @@ def _evaluation_identity(
         "template": None if agent.template is None else agent.template.name,
         "system_prompt": agent.system_prompt,
         "tools": agent.toolbox.names,
-        "rewards": [[each.name, weight] for each, weight in agent.scorer.rewards],
+        "rewards": [[scorer.name, weight] for scorer, weight in agent.scorer.rewards],
         "tasks": f"{len(tasks)} ({digest.hexdigest()[:12]})",
         "chains": chains,
         "greedy": greedy,

@@ -76,7 +76,7 @@ class Estimate:
 
     def to_json(self) -> list[float | None]:
         """Mean, low and high; NaN is null."""
-        return [None if math.isnan(each) else each for each in (self.mean, self.low, self.high)]
+        return [None if math.isnan(bound) else bound for bound in (self.mean, self.low, self.high)]
 
 
 def pass_at_k(k: int, chains: int, successes: int) -> float:
@@ -154,7 +154,7 @@ class Evaluation:
     @property
     def figures(self) -> EvalFigures:
         """The figures as a training run records them."""
-        metrics = {f"pass@{k}": each.mean for k, each in self.pass_at.items()}
+        metrics = {f"pass@{k}": estimate.mean for k, estimate in self.pass_at.items()}
         metrics |= {"turns": self.turns, "calls": self.calls, "sampled_tokens": self.tokens}
         metrics |= {"unscored": float(self.unscored), **{f"stop/{name}": float(n) for name, n in self.stops.items()}}
         if self.greedy is not None:
@@ -172,7 +172,7 @@ class Evaluation:
         return {
             **plain,
             "reward": self.reward.to_json(),
-            "pass_at": {str(k): each.to_json() for k, each in self.pass_at.items()},
+            "pass_at": {str(k): estimate.to_json() for k, estimate in self.pass_at.items()},
             "greedy": None if self.greedy is None else self.greedy.to_json(),
             "stops": dict(self.stops),
             "failures": dict(self.failures),
@@ -194,8 +194,8 @@ class Evaluation:
 
         estimates = self._estimates()
         figures = build_table("", "mean", f"{CONFIDENCE:.0%} interval")
-        for name, each in estimates.items():
-            figures.add_row(name, each.mean_text, each.interval)
+        for name, estimate in estimates.items():
+            figures.add_row(name, estimate.mean_text, estimate.interval)
         figures.add_row("turns", f"{self.turns:.1f}")
         figures.add_row("calls", f"{self.calls:.1f}")
         figures.add_row("tokens", f"{self.tokens:.0f}" if self.tokens else "–")
@@ -214,7 +214,7 @@ class Evaluation:
         return Group(*tables, counts)
 
     def _estimates(self) -> dict[str, Estimate]:
-        shares = {f"pass@{k}": each for k, each in self.pass_at.items()}
+        shares = {f"pass@{k}": estimate for k, estimate in self.pass_at.items()}
         return {"reward": self.reward, **shares, **({} if self.greedy is None else {"greedy": self.greedy})}
 
 
@@ -260,31 +260,31 @@ def _compute_figures(results: Sequence[ChainResult], chains: int, threshold: flo
     def rewards_by_task(chosen: Sequence[ChainResult]) -> list[list[float]]:
         """The rewards of each task; tasks without any are left out."""
         groups: dict[int, list[float]] = {}
-        for each in chosen:
-            if each.reward is not None or zero:
-                groups.setdefault(each.group, []).append(each.reward or 0.0)
+        for result in chosen:
+            if result.reward is not None or zero:
+                groups.setdefault(result.group, []).append(result.reward or 0.0)
         return list(groups.values())
 
     def estimate_pass(k: int, groups: Sequence[Sequence[float]]) -> Estimate:
         solved = [(len(rewards), sum(reward >= threshold for reward in rewards)) for rewards in groups]
         return Estimate.from_proportions([pass_at_k(k, n, good) for n, good in solved if n >= k], chains)
 
-    sampled = [each for each in results if not each.greedy]
+    sampled = [result for result in results if not result.greedy]
     groups = rewards_by_task(sampled)
     means = [fmean(rewards) for rewards in groups]
     binary = all(reward in (0.0, 1.0) for rewards in groups for reward in rewards)
-    greedy = rewards_by_task([each for each in results if each.greedy])
-    failures = Counter(each.failure for each in results if each.failure is not None)
+    greedy = rewards_by_task([result for result in results if result.greedy])
+    failures = Counter(result.failure for result in results if result.failure is not None)
     return Evaluation(
-        tasks=len({each.group for each in results}),
+        tasks=len({result.group for result in results}),
         chains=len(results),
-        unscored=sum(each.reward is None for each in results),
+        unscored=sum(result.reward is None for result in results),
         reward=Estimate.from_proportions(means, chains) if binary else Estimate.from_values(means),
         pass_at={1 << power: estimate_pass(1 << power, groups) for power in range(chains.bit_length())},
         greedy=estimate_pass(1, greedy) if len(sampled) < len(results) else None,
-        turns=fmean(each.turns for each in sampled),
-        calls=fmean(each.calls for each in sampled),
-        tokens=fmean(each.tokens for each in sampled),
-        stops=dict(Counter(each.stop for each in results).most_common()),
+        turns=fmean(result.turns for result in sampled),
+        calls=fmean(result.calls for result in sampled),
+        tokens=fmean(result.tokens for result in sampled),
+        stops=dict(Counter(result.stop for result in results).most_common()),
         failures=dict(failures.most_common()),
     )

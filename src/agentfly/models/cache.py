@@ -46,8 +46,8 @@ class PreparedModel:
 
 def cache_root() -> Path:
     """The folder of all prepared models."""
-    if own := os.environ.get("AGENTFLY_CACHE"):
-        return Path(own).expanduser().absolute() / "models"
+    if root := os.environ.get("AGENTFLY_CACHE"):
+        return Path(root).expanduser().absolute() / "models"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "agentfly" / "models"
 
 

@@ -36,9 +36,9 @@ def find_damage(folder: Path, *, thorough: bool = True) -> str:
         return f"{MANIFEST} cannot be read ({error})"
     for name, (size, checksum) in files.items():
         try:
-            there = (folder / name).stat().st_size
-            if there != size:
-                return f"{name} has {there} bytes, not {size}"
+            actual_size = (folder / name).stat().st_size
+            if actual_size != size:
+                return f"{name} has {actual_size} bytes, not {size}"
             if thorough and sha256(folder / name) != checksum:
                 return f"{name} is not what was written: its checksum differs"
         except OSError as error:

@@ -122,12 +122,12 @@ class AlarmMonitor:
                     message += most_common_failure(trajectories)
                 elif kind == "failing_calls":
                     message += list_failed_calls(trajectories, tools)
-                shown = trajectories
+                examples = trajectories
                 if kind == "zero_variance":
                     uniform = (group for group in groups(trajectories) if len(group) > 1 and is_uniform(group))
-                    shown = [group[0] for group in uniform]
-                ranked = [(finding.rank(t), t.id) for t in shown]
-                ranked = sorted((each for each in ranked if not math.isnan(each[0])), key=lambda each: -each[0])
+                    examples = [group[0] for group in uniform]
+                ranked = [(finding.rank(t), t.id) for t in examples]
+                ranked = sorted((pair for pair in ranked if not math.isnan(pair[0])), key=lambda pair: -pair[0])
                 alarms.append(Alarm(kind, message, tuple(chain for _, chain in ranked[:MAX_CHAINS]), step))
         return tuple(alarms)
 
@@ -272,17 +272,17 @@ def _check_components(history: Sequence[Metrics], limits: AlarmThresholds) -> Al
     shares = {
         name: _recent(history, name, limits) for m in history[-1:] for name in m if name.startswith(_SHARE_PREFIX)
     }
-    known = {name[len(_SHARE_PREFIX) :]: share for name, share in shares.items() if share is not None}
-    if not known:
+    share_of = {name[len(_SHARE_PREFIX) :]: share for name, share in shares.items() if share is not None}
+    if not share_of:
         return None
-    first = max(known, key=lambda name: known[name])
+    first = max(share_of, key=lambda name: share_of[name])
     message = (
-        f"{first!r} explains {known[first]:.0%} of the reward's variance; the other components have almost no effect"
+        f"{first!r} explains {share_of[first]:.0%} of the reward's variance; the other components have almost no effect"
     )
-    severity = (1 - limits.dominance) / max(1 - known[first], 1e-12)  # the limit is near 1: the distance to 1 counts
+    severity = (1 - limits.dominance) / max(1 - share_of[first], 1e-12)  # the limit is near 1: the distance to 1 counts
     finding = AlarmReading(severity, message, _component_rank(first))
     rewards = _means(history, "reward/mean", limits)
-    for name in known:
+    for name in share_of:
         parts = _means(history, f"score/{name}", limits)
         if min(len(rewards), len(parts)) < limits.first or rewards[-1] < max(rewards) or max(parts) <= 0:
             continue

@@ -89,12 +89,12 @@ class ConsoleLogger:
         self._records = self._directory.records()
         self._previous_seconds = sum(sum(record.seconds.values()) for record in self._records)
         algorithm = config.get("algorithm")
-        shown = [
+        parts = [
             recipe_name(config.get("recipe") or ""),
             Path(str(config.get("model") or "")).name,
             str((algorithm.get("name") if isinstance(algorithm, Mapping) else algorithm) or ""),
         ]
-        self._title = " · ".join(["agentfly", *filter(None, shown), self._directory.path.name])
+        self._title = " · ".join(["agentfly", *filter(None, parts), self._directory.path.name])
         self._steps = int(config.get("steps") or 0)
         self._started = time.monotonic()
         self._step_ends = deque([self._started], ETA_STEPS + 1)
@@ -252,8 +252,8 @@ def _reward_rows(records: Sequence[StepRecord], trained: Sequence[StepRecord], w
 
 
 def _interval(figures: EvalFigures) -> Text:
-    known = math.isfinite(figures.low)
-    bounds = f" ({figures.low:.2f}–{figures.high:.2f})" if known else ""
+    has_bounds = math.isfinite(figures.low)
+    bounds = f" ({figures.low:.2f}–{figures.high:.2f})" if has_bounds else ""
     return Text.assemble((f"{figures.reward:.3g}", "bold"), (bounds + format_eval_details(figures), "dim"))
 
 

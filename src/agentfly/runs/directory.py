@@ -124,10 +124,10 @@ class RunDirectory:
                 numbers = _numbers(line)
                 evaluation = None
                 if held_out is not None:
-                    known = _numbers(held_out)
-                    reward, low, high = (known.get(name, math.nan) for name in ("reward", "low", "high"))
+                    held_out_numbers = _numbers(held_out)
+                    reward, low, high = (held_out_numbers.get(name, math.nan) for name in ("reward", "low", "high"))
                     details = _numbers(held_out.get("metrics", {}))
-                    evaluation = EvalFigures(reward, low, high, int(known.get("tasks", 0)), details)
+                    evaluation = EvalFigures(reward, low, high, int(held_out_numbers.get("tasks", 0)), details)
                 record = StepRecord(
                     step,
                     steps=int((held_out or line)["steps"]),
@@ -161,7 +161,7 @@ class RunDirectory:
             stored = []
             for line in lines:
                 value = json.loads(line)
-                advantages = tuple(np.array(each, np.float32) for each in value["advantages"])
+                advantages = tuple(np.array(segment, np.float32) for segment in value["advantages"])
                 chain = value["trajectory"]
                 if _IMAGE_REFERENCE.encode() in line:
                     chain = _map_text(chain, self.load_image)
@@ -231,9 +231,9 @@ def _map_text(value: Any, convert: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return convert(value)
     if isinstance(value, dict):
-        return {name: _map_text(each, convert) for name, each in value.items()}
+        return {name: _map_text(element, convert) for name, element in value.items()}
     if isinstance(value, list) and value and not isinstance(value[0], int | float):  # not the tokens of a chain
-        return [_map_text(each, convert) for each in value]
+        return [_map_text(element, convert) for element in value]
     return value
 
 
@@ -308,13 +308,13 @@ class RunWriter(RunDirectory):
                 {"step": record.step, "kind": a.kind, "message": a.message, "chains": a.chains} for a in record.alarms
             ]
             append_lines(self.alarms_file, lines)
-        place = {"step": record.step, "steps": record.steps}
+        position = {"step": record.step, "steps": record.steps}
         if record.eval is not None:
-            known = {name: float(getattr(record.eval, name)) for name in ("reward", "low", "high", "tasks")}
+            bounds = {name: float(getattr(record.eval, name)) for name in ("reward", "low", "high", "tasks")}
             others = {name: float(value) for name, value in record.eval.metrics.items()}
-            append_lines(self.evals_file, [{**place, **known, "metrics": others}])
+            append_lines(self.evals_file, [{**position, **bounds, "metrics": others}])
         if record.metrics or record.seconds:
-            append_lines(self.metrics_file, [{**place, **dataclasses.replace(record, eval=None).flat(), **place}])
+            append_lines(self.metrics_file, [{**position, **dataclasses.replace(record, eval=None).flat(), **position}])
 
     def write_trajectories(
         self,
@@ -331,25 +331,25 @@ class RunWriter(RunDirectory):
         self._require_open()
         lines: list[bytes] = []
         problems: list[str] = []
-        for each in trajectories:
+        for trajectory in trajectories:
             # Six decimals halve the file size.
-            segments = (advantages or {}).get(each.id, ())
+            segments = (advantages or {}).get(trajectory.id, ())
             trained = bool(segments)
-            if advantages is not None and not trained and each.treatment is TrainingTreatment.TRAIN:
-                segments = [np.zeros(len(segment), np.float32) for segment in each.segments]
+            if advantages is not None and not trained and trajectory.treatment is TrainingTreatment.TRAIN:
+                segments = [np.zeros(len(segment), np.float32) for segment in trajectory.segments]
             rounded = [np.round(np.asarray(segment, np.float64), 6).tolist() for segment in segments]
             if not all(np.isfinite(segment).all() for segment in segments):
                 rounded = replace_non_finite(rounded)
             try:
-                chain = each.to_json()
-                shown = (message for segment in each.segments for message in segment.messages)
-                if any(message.images for message in (*each.task.messages, *shown)):
+                chain = trajectory.to_json()
+                messages = (message for segment in trajectory.segments for message in segment.messages)
+                if any(message.images for message in (*trajectory.task.messages, *messages)):
                     chain = _map_text(chain, self._store_image)
-                summary = ChainSummary.of(each).to_json()
+                summary = ChainSummary.of(trajectory).to_json()
                 line = {"summary": summary, "trajectory": chain, "advantages": rounded, "trained": trained}
                 lines.append(encode_line(line))
             except (RecordError, ValueError, RecursionError) as error:
-                problems.append(f"chain {each.id} is not stored: {error}")
+                problems.append(f"chain {trajectory.id} is not stored: {error}")
         write_atomic(self.trajectory_file(step, held_out=held_out), gzip.compress(b"".join(lines), 1, mtime=0))
         return problems
 
@@ -360,7 +360,7 @@ class RunWriter(RunDirectory):
             return
         file = io.BytesIO()
         arrays = list(logprobs.values())
-        counts = np.array([len(each) for each in arrays])
+        counts = np.array([len(array) for array in arrays])
         np.savez_compressed(file, names=np.array(list(logprobs)), counts=counts, logprobs=np.concatenate(arrays))
         write_atomic(self._learner_file(step), file.getvalue())
 

@@ -49,13 +49,13 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(complete.splitlines(), 1):
         if not line:
             continue
-        place = f"line {number} of {path}"
+        location = f"line {number} of {path}"
         try:
             value = json.loads(line)
         except ValueError as error:
-            raise DataError(f"{place} is not JSON ({error}); restore the file or cut the line") from error
+            raise DataError(f"{location} is not JSON ({error}); restore the file or cut the line") from error
         if not isinstance(value, dict):
-            raise DataError(f"{place} is a {type(value).__name__}; every line must be an object")
+            raise DataError(f"{location} is a {type(value).__name__}; every line must be an object")
         values.append(value)
     return values
 
@@ -125,9 +125,9 @@ def explain_write_error(path: Path) -> Iterator[None]:
 def replace_non_finite(value: Any) -> Any:
     """Copy a value with None in place of NaN and infinity, which JSON does not have."""
     if isinstance(value, Mapping):
-        return {str(name): replace_non_finite(each) for name, each in value.items()}
+        return {str(name): replace_non_finite(element) for name, element in value.items()}
     if isinstance(value, list | tuple):
-        return [replace_non_finite(each) for each in value]
+        return [replace_non_finite(element) for element in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -104,9 +104,9 @@ class RunLoggers:
 
 def sample_chains(directory: RunDirectory, step: int) -> list[Trajectory]:
     """A few chains of the evaluation after a step, of different tasks: from the lowest reward to the highest."""
-    stored = [each.trajectory for each in directory.trajectories(step, held_out=True)]
-    one_per_task = list({each.group: each for each in reversed(stored)}.values())
-    ranked = sorted(one_per_task, key=lambda each: (each.reward or 0.0, each.group))
+    stored = [chain.trajectory for chain in directory.trajectories(step, held_out=True)]
+    one_per_task = list({chain.group: chain for chain in reversed(stored)}.values())
+    ranked = sorted(one_per_task, key=lambda chain: (chain.reward or 0.0, chain.group))
     count = min(LOGGED_CHAINS, len(ranked))
     return [ranked[round(i * (len(ranked) - 1) / max(count - 1, 1))] for i in range(count)]
 

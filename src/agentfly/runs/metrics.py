@@ -53,8 +53,10 @@ def chain_metrics(trajectories: Sequence[Trajectory], version: int | None = None
     out["calls/chain"] = len(calls) / count
     for kind in (CallStatus.ERROR, CallStatus.TIMEOUT, CallStatus.INVALID, CallStatus.UNKNOWN):
         out[f"calls/{kind.value}_rate"] = status[kind] / max(len(calls), 1)
-    known = Counter(call.name for call in calls if call.status in (CallStatus.OK, CallStatus.ERROR, CallStatus.TIMEOUT))
-    out |= {f"calls/tool/{name}": made / count for name, made in known.items()}
+    tool_calls = Counter(
+        call.name for call in calls if call.status in (CallStatus.OK, CallStatus.ERROR, CallStatus.TIMEOUT)
+    )
+    out |= {f"calls/tool/{name}": number / count for name, number in tool_calls.items()}
     if blocked := sum(call.blocked for call in calls):
         out["calls/blocked_seconds"] = blocked
 
@@ -63,7 +65,7 @@ def chain_metrics(trajectories: Sequence[Trajectory], version: int | None = None
     failures = Counter(failure.kind for t in trajectories for failure in t.failures)
     out |= {f"stop/{stop.value}": n for stop, n in Counter(t.stop for t in trajectories).items()}
     out |= {f"failure/{kind.value}": n for kind, n in failures.items()}
-    out |= {f"treatment/{each.value}": n for each, n in Counter(t.treatment for t in trajectories).items()}
+    out |= {f"treatment/{treatment.value}": n for treatment, n in Counter(t.treatment for t in trajectories).items()}
     uniform = [is_uniform(group) for group in groups(trajectories) if sum(map(_counts_in_group, group)) > 1]
     if uniform:
         out["group/zero_variance"] = _mean(uniform)
@@ -100,7 +102,7 @@ def is_uniform(group: Iterable[Trajectory]) -> bool:
     """
     returns = [_returns(t) for t in group if _counts_in_group(t)]
     longest = max(map(len, returns), default=0)
-    return len({each + each[-1:] * (longest - len(each)) for each in returns}) <= 1
+    return len({row + row[-1:] * (longest - len(row)) for row in returns}) <= 1
 
 
 def _counts_in_group(trajectory: Trajectory) -> bool:
@@ -130,7 +132,7 @@ def component_shares(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     names = sorted(set.intersection(*map(set, numbers))) if numbers else []
     if not 2 <= len(names) <= MAX_COMPONENTS or len(scored) <= len(names) + 1:
         return {}
-    figures = np.array([[each[name] for name in names] for each in numbers], np.float64)
+    figures = np.array([[components[name] for name in names] for components in numbers], np.float64)
     rewards = np.array([t.reward for t in scored], np.float64)
     if np.abs(rewards).max() > _MAX_VALUE or rewards.std() < _MIN_STD:
         return {}
@@ -139,11 +141,11 @@ def component_shares(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     standardized = (figures - figures.mean(axis=0))[:, varying] / spread[varying]
     target = (rewards - rewards.mean()) / rewards.std()
     weights, *_ = np.linalg.lstsq(standardized, target, rcond=None)
-    found = np.abs(weights) > 1e-3
-    if np.abs(standardized @ weights - target).max() > 1e-3 or found.sum() < 2:
+    has_weight = np.abs(weights) > 1e-3
+    if np.abs(standardized @ weights - target).max() > 1e-3 or has_weight.sum() < 2:
         return {}  # the total is not a weighted sum of them, or equals one of them
-    squares = weights[found] ** 2
-    components = np.array(names)[varying][found]
+    squares = weights[has_weight] ** 2
+    components = np.array(names)[varying][has_weight]
     return {
         f"reward_share/{name}": float(square / squares.sum()) for name, square in zip(components, squares, strict=True)
     }

@@ -99,20 +99,20 @@ def write_report(directory: RunDirectory, decode: Decode | None = None) -> None:
         values = [v for v in (r.metrics.get(metric, math.nan) for r in trained) if math.isfinite(v)]
         if values:
             count = min(MAX_STEPS, max(len(values) // 2, 1))
-            first, last = (format_number(sum(each) / count, spec) for each in (values[:count], values[-count:]))
+            first, last = (format_number(sum(part) / count, spec) for part in (values[:count], values[-count:]))
             figures.append((label, first, last))
 
     # The chains that alarms name, as far as they were stored.
     named = dict.fromkeys((alarm.step, chain) for alarm in directory.alarms() for chain in alarm.chains)
-    wanted = list(named)[:MAX_CHAINS]
+    keys = list(named)[:MAX_CHAINS]
     stored = {
-        (step, each.trajectory.id): each.trajectory
-        for step in {step for step, _ in wanted}
-        for each in directory.trajectories(step)
+        (step, chain.trajectory.id): chain.trajectory
+        for step in {step for step, _ in keys}
+        for chain in directory.trajectories(step)
     }
     budget = _ImageBudget()
     pairs = list(_pairs(directory, [r.step for r in records if r.eval is not None], decode, budget))
-    chains = [_show_chain(stored[key], key[0], decode, budget) for key in wanted if key in stored]
+    chains = [_show_chain(stored[key], key[0], decode, budget) for key in keys if key in stored]
 
     text = page.render(
         name=directory.name,
@@ -143,7 +143,7 @@ def _pairs(
     if len(steps) < 2:
         return
     before, after = (
-        {each.trajectory.id: each for each in directory.trajectories(step, held_out=True)}
+        {chain.trajectory.id: chain for chain in directory.trajectories(step, held_out=True)}
         for step in (steps[0], steps[-1])
     )
     same = [name for name in before if name in after and before[name].trajectory.task == after[name].trajectory.task]
@@ -154,8 +154,8 @@ def _pairs(
     ranked = sorted(one_per_task, key=gains.__getitem__, reverse=True)
     for name in ranked if len(ranked) <= MAX_TASKS else [*ranked[: MAX_TASKS - 1], ranked[-1]]:
         first, last = before[name].trajectory, after[name].trajectory
-        shown = [_show_chain(chain, step, decode, budget) for chain, step in ((first, steps[0]), (last, steps[-1]))]
-        yield first.task.question, shown[0], shown[1]
+        sides = [_show_chain(chain, step, decode, budget) for chain, step in ((first, steps[0]), (last, steps[-1]))]
+        yield first.task.question, sides[0], sides[1]
 
 
 class _ImageBudget:
@@ -178,12 +178,12 @@ def _show_chain(trajectory: Trajectory, step: int, decode: Decode | None, budget
     outcome = f"{trajectory.stop.value.replace('_', ' ')} after {len(trajectory.turns)} turns{reward}"
     spans = []
     for author, style, text, images in trajectory.parts(decode):
-        own = _PLACEHOLDERS.sub(lambda run: f"{run[1]} × {len(run[0]) // len(run[1])}", text)
-        if author is Author.TASK and len(own) > MAX_PROMPT:  # the question is at the end of a prompt
-            own = f"({len(own) - MAX_PROMPT} characters) …{own[-MAX_PROMPT:]}"
-        elif len(own) > MAX_TEXT:
-            own = f"{own[:MAX_TEXT]}… ({len(own) - MAX_TEXT} characters)"
-        spans.append((style, author.value if author else "", own, [budget.show(image) for image in images]))
+        shortened = _PLACEHOLDERS.sub(lambda run: f"{run[1]} × {len(run[0]) // len(run[1])}", text)
+        if author is Author.TASK and len(shortened) > MAX_PROMPT:  # the question is at the end of a prompt
+            shortened = f"({len(shortened) - MAX_PROMPT} characters) …{shortened[-MAX_PROMPT:]}"
+        elif len(shortened) > MAX_TEXT:
+            shortened = f"{shortened[:MAX_TEXT]}… ({len(shortened) - MAX_TEXT} characters)"
+        spans.append((style, author.value if author else "", shortened, [budget.show(image) for image in images]))
     name = f"step {step}, chain {trajectory.id}: {outcome}"
     return ReportChain(name, anchor(step, trajectory.id), spans)
 
@@ -217,13 +217,15 @@ def draw_curve(records: Sequence[StepRecord], title: str = "") -> Figure:
         axes.plot(steps, smooth(rewards), color=TRAIN, linewidth=2, label="training tasks")
     evals = [(r.step, r.eval) for r in records if r.eval is not None and math.isfinite(r.eval.reward)]
     if evals:
-        bounds = [(max(each.reward - each.low, 0.0), max(each.high - each.reward, 0.0)) for _, each in evals]
+        bounds = [
+            (max(figures.reward - figures.low, 0.0), max(figures.high - figures.reward, 0.0)) for _, figures in evals
+        ]
         errors: Any = [[0.0 if math.isnan(half) else half for half in side] for side in zip(*bounds, strict=True)]
         style: dict[str, Any] = {"color": HELD_OUT, "capsize": 3, "linewidth": 1.5, "fmt": "-o", "markersize": 5}
         x = [step for step, _ in evals]
-        y = [each.reward for _, each in evals]
+        y = [figures.reward for _, figures in evals]
         axes.errorbar(x, y, errors, label="held-out tasks, sampled, 95 % interval", **style)
-        greedy = [(step, each.metrics["greedy"]) for step, each in evals if "greedy" in each.metrics]
+        greedy = [(step, figures.metrics["greedy"]) for step, figures in evals if "greedy" in figures.metrics]
         if greedy:
             at, rewards = zip(*greedy, strict=True)
             axes.plot(at, rewards, color=HELD_OUT, linestyle="--", marker="s", markersize=4, label="greedy")
@@ -247,4 +249,4 @@ def smooth(values: Sequence[float]) -> list[float]:
     """Centered moving average over about 5 % of the values."""
     half = max(len(values) // 40, 1)
     around = (values[max(i - half, 0) : i + half + 1] for i in range(len(values)))
-    return [sum(each) / len(each) for each in around]
+    return [sum(window) / len(window) for window in around]

@@ -1,7 +1,7 @@
 """Groups of finished chains → training samples with per-token advantages.
 
-The learner is asked in one batched pass each for what the configuration needs (old, reference and teacher
-log-probabilities, values). Where KL is part of the reward, its penalty is subtracted there; the algorithm does the
+One batched pass of the learner each computes what the configuration needs (old, reference and teacher
+log-probabilities, values). Where KL is part of the reward, its penalty is subtracted there. The algorithm does the
 rest. With a teacher, A = teacher.coef · (log π_teacher − log π) + teacher.reward_coef · A_algorithm, token by token;
 where the divergence to the teacher is exact, it is a term of the loss, and only the second summand is left.
 """
@@ -32,56 +32,61 @@ def compute_samples(
     """
     segments = [segment for group in groups for episode in group.episodes for segment in episode.segments]
     temperature = config.sampling.temperature
-    in_reward = config.kl.coef > 0 and config.kl.placement == "reward"
-
-    # Each list is aligned with `segments`; None where this configuration does not read it.
-    missing: list[Floats | None] = [None] * len(segments)
+    kl_in_reward = config.kl.coef > 0 and config.kl.placement == "reward"
     distill = config.teacher.model is not None
-    sampled = distill and not config.teacher.is_exact
-    old = learner.score(segments, temperature) if in_reward or sampled else missing
+    score_sampled_tokens = distill and not config.teacher.is_exact
+
+    # Each list is aligned with `segments`; None where this configuration does not read it, which saves a pass.
+    missing: list[Floats | None] = [None] * len(segments)
+    old = learner.score(segments, temperature) if kl_in_reward or score_sampled_tokens else missing
     reference = learner.score_reference(segments, temperature) if config.kl.coef else missing
-    taught = (teacher or learner).score_teacher(segments, temperature) if sampled else missing
+    taught = (teacher or learner).score_teacher(segments, temperature) if score_sampled_tokens else missing
     values = learner.values(segments) if config.algorithm.needs_values else missing
     penalties = [
-        kl_penalty(mine, theirs, config.kl.estimator, kl_coef)
-        for mine, theirs in zip(old, reference, strict=True)
-        if in_reward and mine is not None and theirs is not None
+        kl_penalty(student_logprobs, reference_logprobs, config.kl.estimator, kl_coef)
+        for student_logprobs, reference_logprobs in zip(old, reference, strict=True)
+        if kl_in_reward and student_logprobs is not None and reference_logprobs is not None
     ]
 
-    # Give each episode the values and penalties of its own segments.
     scored_groups = []
     start = 0
     for group in groups:
         episodes = []
         for episode in group.episodes:
-            own = slice(start, start + len(episode.segments))
-            start = own.stop
-            own_values = tuple(each for each in values[own] if each is not None) or None
-            own_penalties = tuple(penalties[own]) if in_reward and kl_coef else None
-            episodes.append(replace(episode, values=own_values, penalties=own_penalties))
+            # Segments of all episodes lie in one list: an offset that is one too small gives an episode its neighbor's
+            # values.
+            end = start + len(episode.segments)
+            episode_values = tuple(value for value in values[start:end] if value is not None) or None
+            episode_penalties = tuple(penalties[start:end]) if kl_in_reward and kl_coef else None
+            episodes.append(replace(episode, values=episode_values, penalties=episode_penalties))
+            start = end
         scored_groups.append(replace(group, episodes=tuple(episodes)))
 
     if config.learns_from_rewards:
         computed = config.algorithm.compute_advantages(scored_groups)
     else:
-        computed = [[each.with_advantages(np.zeros(len(each.turn_index))) for each in g.episodes] for g in groups]
-    samples = []
-    index = 0
-    expected = [[(each.trajectory.id, len(each.segments)) for each in group.episodes] for group in groups]
-    if [[(each.trajectory.id, len(each.advantages)) for each in episodes] for episodes in computed] != expected:
+        computed = [
+            [episode.with_advantages(np.zeros(len(episode.turn_index))) for episode in group.episodes]
+            for group in groups
+        ]
+    # An algorithm of a user that reorders or drops episodes would train tokens with the advantages of others.
+    expected = [[(episode.trajectory.id, len(episode.segments)) for episode in group.episodes] for group in groups]
+    if [[(episode.trajectory.id, len(episode.advantages)) for episode in group] for group in computed] != expected:
         raise RecordError(
             f"compute_advantages of {type(config.algorithm).__name__} must return every episode of every group, in "
             "order, each with an array of advantages per segment: Episode.with_advantages"
         )
-    for episode in (episode for episodes in computed for episode in episodes):
+    samples = []
+    index = 0  # of the segment among `segments`, those without sampled tokens included
+    for episode in (episode for group in computed for episode in group):
         returns = episode.returns or (None,) * len(episode.segments)
         for number, segment in enumerate(episode.segments):
             advantages = episode.advantages[number]
-            mine, theirs = old[index], taught[index]
+            student_logprobs, teacher_logprobs = old[index], taught[index]
             if distill:
                 advantages = config.teacher.reward_coef * advantages
-            if mine is not None and theirs is not None:
-                advantages = advantages + teacher_advantages(mine, theirs, config.teacher.coef)
+            if student_logprobs is not None and teacher_logprobs is not None:
+                advantages = advantages + teacher_advantages(student_logprobs, teacher_logprobs, config.teacher.coef)
             if segment.mask.any():  # a segment without sampled tokens has nothing to train
                 samples.append(
                     Sample(
@@ -90,8 +95,8 @@ def compute_samples(
                         temperature,
                         returns=returns[number],
                         reference_logprobs=reference[index],
-                        teacher_logprobs=theirs,
-                        old_logprobs=mine,
+                        teacher_logprobs=teacher_logprobs,
+                        old_logprobs=student_logprobs,
                         name=f"{episode.trajectory.id}#{number}",
                     )
                 )
@@ -102,8 +107,8 @@ def compute_samples(
 def measure_teacher(samples: Sequence[Sample]) -> dict[str, float]:
     """The sampled reverse KL divergence to the teacher before the update, in nats per token; empty without one."""
     gaps = [
-        (each.old_logprobs - each.teacher_logprobs)[each.segment.mask]
-        for each in samples
-        if each.old_logprobs is not None and each.teacher_logprobs is not None
+        (sample.old_logprobs - sample.teacher_logprobs)[sample.segment.mask]
+        for sample in samples
+        if sample.old_logprobs is not None and sample.teacher_logprobs is not None
     ]
     return {"policy/teacher_kl": float(np.concatenate(gaps).mean())} if gaps else {}

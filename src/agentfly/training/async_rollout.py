@@ -306,7 +306,7 @@ class AsyncCollector(StepCollector):
             async with aclosing(chains):
                 async for chain in chains:
                     group.add(chain)
-                    done = sum(len(each.chains) for each in self._groups.values()) + self._held * self._size
+                    done = sum(len(pending.chains) for pending in self._groups.values()) + self._held * self._size
                     self._done = min(done, self._total)
                     with suppress(RecordError):  # as in PendingGroup.to_json
                         line = {"group": group.position, "attempt": group.attempt, "chain": chain.to_json()}
@@ -334,9 +334,9 @@ class AsyncCollector(StepCollector):
     def restore(self, step: int, state: Mapping[str, Any]) -> None:
         """Load the groups of the checkpoint, then what the journal says happened after it."""
         self._taken = self._version = step
-        self._groups = {each["position"]: self._load_group(each) for each in state.get("groups", ())}
+        self._groups = {record["position"]: self._load_group(record) for record in state.get("groups", ())}
         recorded = state.get("recorded", {})
-        self._recorded = {int(step): [self._load_group(each) for each in groups] for step, groups in recorded.items()}
+        self._recorded = {int(step): [self._load_group(group) for group in groups] for step, groups in recorded.items()}
         for line in self._journal.load(step):
             positions = line["groups"] if "step" in line else [line["group"]]
             while self._sampler.position <= max(positions):

@@ -149,7 +149,7 @@ class MicroBatchRunner:
         sampled = [index for index, segment in enumerate(segments) if segment.mask.any()]
 
         def forward(batch: list[int]) -> tuple[None, Callable[[], list[tuple[int, Floats]]]]:
-            indices = [sampled[each] for each in batch]
+            indices = [sampled[position] for position in batch]
             scores = model([segments[index] for index in indices]).float()  # [sampled tokens of all]
             ends = np.cumsum([segments[index].num_sampled_tokens for index in indices])
             return None, lambda: list(zip(indices, np.split(scores.cpu().numpy(), ends[:-1]), strict=True))
@@ -171,14 +171,14 @@ class MicroBatchRunner:
     ) -> list[R]:
         """Run `forward` over each micro-batch of the segments, and the backward pass of the loss that it returns.
 
-        forward: takes the indices of a micro-batch's segments. Its second result reads what is returned for the
-        micro-batch from the device; it is called when all passes are launched, since reading waits for a GPU, which
-        would be idle until the next pass. Where memory runs out, `zero_grad` drops the gradient so far, and the
-        segments are started again in smaller parts: the gradient is that of the smaller size. Raises ConfigError where
-        one segment alone does not fit.
+        forward: takes the indices of a micro-batch's segments. Its second result is a function that reads the result of
+        the micro-batch from the device. Where memory runs out, `zero_grad` drops the gradient so far, and all segments
+        run again in smaller micro-batches, so that the gradient is that of one size. Raises ConfigError where one
+        segment alone does not fit.
         """
         lengths = [self._length(segment) for segment in segments]
         while True:
+            # Called after all passes are launched: reading waits for the GPU, which would then idle between two passes.
             readers: list[Callable[[], R]] = []
             batch: list[int] = []
             loss: Tensor | None = None
@@ -189,8 +189,10 @@ class MicroBatchRunner:
                             loss, read = forward(batch)
                         if loss is not None:
                             with self._time_phase("backward"):
+                                # A filler only takes part in the collectives: its gradient must not count twice.
                                 (loss * 0 if is_filler else loss).backward()
-                            loss = None  # the graph is freed before the next pass
+                            # Else the graph would live through the next forward pass: two micro-batches in memory.
+                            loss = None
                     if not is_filler:
                         readers.append(read)
             except torch.OutOfMemoryError as error:
@@ -200,35 +202,33 @@ class MicroBatchRunner:
                 with self._time_phase("backward" if torch.is_grad_enabled() else "forward"), self._raise_together():
                     results = [read() for read in readers]
                 return self._gather(results)
-            # Outside of the handler: the error's traceback refers to the tensors of the failed pass.
+            # Outside of the handler, whose traceback refers to the tensors of the failed pass: they would stay
+            # allocated, and the smaller pass would run out of memory as well.
             loss = None
             readers.clear()
             zero_grad()
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
-            own = [lengths[index] for index in batch]
+            sizes = [lengths[index] for index in batch]
             if len(batch) == 1:
                 raise ConfigError(
-                    f"a sequence of {own[0]:,} tokens alone runs out of memory in the learner ({reason}): set "
+                    f"a sequence of {sizes[0]:,} tokens alone runs out of memory in the learner ({reason}): set "
                     "gradient_checkpointing=true, train adapters (lora_rank=16), shorten chains "
                     "(run_options.context_length), or give the engine's cache less (backend.kv_memory)"
                 )
-            tokens = max(own) * len(batch) if self._padded else sum(own)
+            tokens = max(sizes) * len(batch) if self._padded else sum(sizes)
+            # Half of the pass that failed, not of the budget: a batch that is far below the budget would fail again.
             self.tokens = min(self.tokens, tokens) // 2
             self.retries += 1
-            _LOG.warning(
-                "a pass over %s tokens ran out of memory (%s): repeated with micro_batch_tokens=%s from here on",
-                f"{tokens:,}",
-                reason,
-                self.tokens,
-            )
+            message = "a pass over %s tokens ran out of memory (%s): repeated with micro_batch_tokens=%s from here on"
+            _LOG.warning(message, f"{tokens:,}", reason, self.tokens)
 
     # ── what several ranks do differently ──
 
     def _split(self, lengths: Sequence[int]) -> list[tuple[list[int], bool]]:
         """The indices of each micro-batch, and whether it must have no effect, which never occurs in one process."""
         batches = split_micro_batches(range(len(lengths)), self.tokens, lengths.__getitem__, padded=self._padded)
-        return [(each, False) for each in batches]
+        return [(batch, False) for batch in batches]
 
     def _gather(self, results: list[R]) -> list[R]:
         """The results of all ranks."""
@@ -256,8 +256,8 @@ def require_finite(loss: Tensor, what: str, terms: Tensor, samples: Sequence[Sam
     if not math.isfinite(value):
         owners = np.repeat(np.arange(len(samples)), [sample.num_sampled_tokens for sample in samples])
         bad = sorted(set(owners[(~terms.isfinite()).cpu().numpy()].tolist()))
-        wrong = [samples[index] for index in bad] or samples
-        raise NonFiniteError(f"{what} is {value}: look at {name_samples(wrong)}")
+        bad_samples = [samples[index] for index in bad] or samples
+        raise NonFiniteError(f"{what} is {value}: look at {name_samples(bad_samples)}")
     return value
 
 

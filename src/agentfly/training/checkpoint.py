@@ -101,7 +101,7 @@ class CheckpointManager:
         """The steps for which something is named like a checkpoint, in order."""
         if not self._folder.is_dir():
             return []
-        names = (each.name for each in self._folder.iterdir())
+        names = (path.name for path in self._folder.iterdir())
         steps = (int(match[1]) for match in map(_NAME.fullmatch, names) if match)
         return sorted({step for step in steps if os.path.lexists(self.path(step))})
 
@@ -116,8 +116,8 @@ class CheckpointManager:
         if not candidates:
             raise ConfigError(f"there is no checkpoint in {self._folder}: the run never got that far; start it again")
         skipped = []
-        for each in reversed(candidates):
-            path = self.path(each)
+        for candidate in reversed(candidates):
+            path = self.path(candidate)
             if not (damage := _find_damage(path)):
                 return _read(path)
             _LOG.warning("%s is not a valid checkpoint (%s) and is skipped", path, damage)
@@ -127,20 +127,20 @@ class CheckpointManager:
     def _load_step(self, step: int) -> tuple[TrainerState, Path]:
         steps = self.steps()
         if step not in steps:
-            known = f"there are those of {', '.join(map(str, steps))}" if steps else "there is none"
-            raise ConfigError(f"there is no checkpoint of step {step}; {known}")
+            available = f"there are those of {', '.join(map(str, steps))}" if steps else "there is none"
+            raise ConfigError(f"there is no checkpoint of step {step}; {available}")
         path = self.path(step)
         if damage := _find_damage(path):
-            valid = [each for each in steps if each != step and not _find_damage(self.path(each))]
+            valid = [other for other in steps if other != step and not _find_damage(self.path(other))]
             advice = f"resume from a valid one with --from-step {valid[-1]}" if valid else "no other one is valid"
             raise DataError(f"the checkpoint {path} is damaged ({damage}); {advice}")
         return _read(path)
 
     def remove_after(self, step: int) -> None:
         """Remove the checkpoints after `step`, which will be written again."""
-        for each in self.steps():
-            if each > step:
-                shutil.rmtree(self.path(each))
+        for saved_step in self.steps():
+            if saved_step > step:
+                shutil.rmtree(self.path(saved_step))
 
 
 def _find_damage(path: Path) -> str:

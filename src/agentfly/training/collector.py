@@ -50,16 +50,16 @@ class RolloutBatch:
     def groups(self) -> list[Group]:
         """The groups for the algorithm; where it needs a greedy chain, tasks whose greedy chain failed are left out."""
         if self.greedy is None:
-            return [Group(each) for each in self.selection.groups]
-        pairs = [(each, self.greedy.get(each[0].trajectory.group)) for each in self.selection.groups]
-        return [Group(each, greedy) for each, greedy in pairs if greedy is not None]
+            return [Group(episodes) for episodes in self.selection.groups]
+        pairs = [(episodes, self.greedy.get(episodes[0].trajectory.group)) for episodes in self.selection.groups]
+        return [Group(episodes, greedy) for episodes, greedy in pairs if greedy is not None]
 
 
 def require_trainable(step: int, trajectories: Sequence[Trajectory]) -> None:
     """Raise Fault if no chain of a step can be trained, of the subclass for the component that failed most often."""
-    if any(each.treatment in (TrainingTreatment.TRAIN, TrainingTreatment.ZERO) for each in trajectories):
+    if any(chain.treatment in (TrainingTreatment.TRAIN, TrainingTreatment.ZERO) for chain in trajectories):
         return
-    kinds = Counter(each.failures[-1].kind for each in trajectories if each.failures)
+    kinds = Counter(chain.failures[-1].kind for chain in trajectories if chain.failures)
     kind = max(kinds, key=kinds.__getitem__, default=None)
     faults = {
         FailureKind.BACKEND: BackendFault, FailureKind.ENVIRONMENT: EnvironmentFault, FailureKind.REWARD: RewardFault,
@@ -132,12 +132,12 @@ class StepCollector:
                 sampling = replace(config.sampling, temperature=0.0)
                 running = self.agent.iterate(tasks, **config.agent_options(sampling=sampling, seed=seed))
                 greedy_chains = [chain async for chain in running]
-                greedy |= {group + offset: each for group, each in select_greedy(greedy_chains, config).items()}
+                greedy |= {group + offset: episode for group, episode in select_greedy(greedy_chains, config).items()}
             trajectories += chains
-            for own in groups(chains):
-                rewards = [each.reward for each in own if each.reward is not None]
+            for group in groups(chains):
+                rewards = [chain.reward for chain in group if chain.reward is not None]
                 if rewards:
-                    self._sampler.observe(tasks[own[0].group - offset], rewards)
+                    self._sampler.observe(tasks[group[0].group - offset], rewards)
             selection += select_chains(chains, self.config)
             if len(selection.groups) == config.tasks_per_step:
                 break
@@ -198,14 +198,14 @@ class StepCollector:
         finally:
             polling.cancel()
             await asyncio.gather(polling, return_exceptions=True)
-        return sorted(chains, key=lambda each: (each.group, each.chain))
+        return sorted(chains, key=lambda chain: (chain.group, chain.chain))
 
     async def _poll_environments(self) -> None:
         """Track the peak use of the environment pools, and report progress."""
         while True:
             pools = self.agent.manager.pool_metrics()
-            leased = sum(each.leased for each in pools)
-            waiting = sum(each.waiting for each in pools)
+            leased = sum(pool.leased for pool in pools)
+            waiting = sum(pool.waiting for pool in pools)
             self._leased = max(self._leased, leased)
             self._waiting = max(self._waiting, waiting)
             self._on_progress(Progress("generate", self._done, self._total, leased, waiting))

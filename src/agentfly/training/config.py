@@ -166,13 +166,13 @@ class TrainConfig:
         """Maximum sampled tokens of a chain; None without a limit."""
         per_turn = self.sampling.max_tokens
         limits = [self.run_options.get("max_chain_tokens"), None if per_turn is None else per_turn * self.max_turns]
-        return min((each for each in limits if each is not None), default=None)
+        return min((limit for limit in limits if limit is not None), default=None)
 
     @property
     def backend_settings(self) -> dict[str, Any]:
         """A new mapping of the backend's settings; `backend` is its name."""
-        given = {"backend": self.backend} if isinstance(self.backend, str) else self.backend
-        return {"backend": "transformers", **given}
+        settings = {"backend": self.backend} if isinstance(self.backend, str) else self.backend
+        return {"backend": "transformers", **settings}
 
     @property
     def agent_settings(self) -> dict[str, Any]:
@@ -195,7 +195,7 @@ class TrainConfig:
 
         Fewer `steps` than a warm-up are the first ones of a longer run. A changed warm-up must end within the run.
         """
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
         for name, value in changes.items():
             head, dot, inner = name.partition(".")
             if head not in values:
@@ -213,14 +213,14 @@ class TrainConfig:
 
     def to_json(self) -> dict[str, Any]:
         """The effective configuration as JSON."""
-        return {each.name: to_json(getattr(self, each.name)) for each in fields(self)}
+        return {field.name: to_json(getattr(self, field.name)) for field in fields(self)}
 
     def flat(self) -> dict[str, Any]:
         """The effective configuration as JSON, with the fields of nested records under their dotted names."""
         out: dict[str, Any] = {}
         for name, value in self.to_json().items():
             nested = name in NESTED or name == "sampling"
-            out |= {f"{name}.{inner}": each for inner, each in value.items()} if nested else {name: value}
+            out |= {f"{name}.{inner}": setting for inner, setting in value.items()} if nested else {name: value}
         return out
 
     def _validate_combinations(self) -> None:
@@ -262,8 +262,8 @@ class TrainConfig:
                 (self.teacher.model is not None, f"teacher.model={self.teacher.model!r}"),
                 (self.async_training.max_staleness > 0, f"async_training.max_staleness={staleness}"),
             ]
-            if wrong := [name for is_set, name in unsupported if is_set]:
-                raise ConfigError(f"run_options.branching does not work with {wrong[0]}")
+            if conflicts := [name for is_set, name in unsupported if is_set]:
+                raise ConfigError(f"run_options.branching does not work with {conflicts[0]}")
         if self.sampling.seed is not None:
             raise ConfigError("sampling.seed and seed are two names for one thing; write seed=…")
         if self.sampling.temperature <= 0:
@@ -311,7 +311,7 @@ class TrainConfig:
             )
 
 
-_TEACHER_FIELDS = [each.name for each in fields(TeacherConfig) if each.name != "model"]
+_TEACHER_FIELDS = [field.name for field in fields(TeacherConfig) if field.name != "model"]
 _PARSERS: dict[str, Callable[[Any], Any]] = {
     "algorithm": build_algorithm,
     "sampling": parse_sampling,
@@ -343,9 +343,9 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
 
 def find_field(name: str) -> str | None:
     """The dotted name of the field that a user calls `name`, such as kl.target for kl_target; None if there is none."""
-    known = {each.name for each in fields(TrainConfig)} | TrainConfig().flat().keys()
+    names = {field.name for field in fields(TrainConfig)} | TrainConfig().flat().keys()
     meant = NESTED_NAMES.get(name) or FOREIGN_FIELDS.get(name, name)
-    return meant if meant in known else None
+    return meant if meant in names else None
 
 
 def validate_overrides(overrides: Mapping[str, Any]) -> None:
@@ -385,11 +385,11 @@ def _override_inner(head: str, value: Any, inner: str, new: Any) -> Any:
         return {**value, inner: new}
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         raise ConfigError(f"{head}={value!r} has nothing inside that could be changed")
-    known = [each.name for each in fields(value)]
-    if inner not in known:
-        close = difflib.get_close_matches(inner, known, 1)
+    names = [field.name for field in fields(value)]
+    if inner not in names:
+        close = difflib.get_close_matches(inner, names, 1)
         owner = type(value).__name__ if head == "algorithm" else head
-        has = f"it has {', '.join(known)}" if known else "it has no settings"
+        has = f"it has {', '.join(names)}" if names else "it has no settings"
         hint = f". Did you mean {close[0]!r}?" if close else ""
         if meant := FOREIGN_FIELDS.get(inner.rpartition(".")[2]):
             hint = f". Write {meant}"
@@ -399,12 +399,12 @@ def _override_inner(head: str, value: Any, inner: str, new: Any) -> Any:
 
 def _unknown_field(name: str) -> str:
     """The error of a name, perhaps a dotted one, whose first part is no field."""
-    known = [each.name for each in fields(TrainConfig)]
+    names = [field.name for field in fields(TrainConfig)]
     head, _, _ = name.partition(".")
     _, _, last = name.rpartition(".")
-    ours = last if last in known else FOREIGN_FIELDS.get(last) or NESTED_NAMES.get(last)
-    if meant := NESTED_NAMES.get(head) or ours:
+    replacement = last if last in names else FOREIGN_FIELDS.get(last) or NESTED_NAMES.get(last)
+    if meant := NESTED_NAMES.get(head) or replacement:
         return f"there is no field {name!r}; write {meant}"
-    close = difflib.get_close_matches(head, [*known, *NESTED_NAMES], 3)
-    close = list(dict.fromkeys(NESTED_NAMES.get(each, each) for each in close))
-    return f"there is no field {head!r}; {'close ones' if close else 'there are'}: {', '.join(close or known)}"
+    close = difflib.get_close_matches(head, [*names, *NESTED_NAMES], 3)
+    close = list(dict.fromkeys(NESTED_NAMES.get(name, name) for name in close))
+    return f"there is no field {head!r}; {'close ones' if close else 'there are'}: {', '.join(close or names)}"

@@ -247,8 +247,8 @@ NESTED_NAMES = {
     "keep": "checkpoint.keep", "eval_every": "evaluation.every", "eval_chains": "evaluation.chains",
     "eval_tasks": "evaluation.tasks", "distillation": "teacher.model", "max_staleness": "async_training.max_staleness",
     "on_stale": "async_training.on_stale",
-    **{each.name: f"optimizer.{each.name}" for each in fields(OptimizerConfig)},
-    **{each.name: f"sampling.{each.name}" for each in fields(Sampling)},
+    **{field.name: f"optimizer.{each.name}" for field in fields(OptimizerConfig)},
+    **{field.name: f"sampling.{each.name}" for field in fields(Sampling)},
 }  # fmt: skip
 """Flat names that users try → the fields they mean, for error messages."""
 
@@ -293,11 +293,11 @@ LEARNING_RATE_TOO_HIGH = (
 def to_json(value: Any) -> Any:
     """A value of a field as JSON; what has no JSON is its `repr`."""
     if isinstance(value, Algorithm):
-        return {"name": type(value).__name__, **{each.name: getattr(value, each.name) for each in fields(value)}}
+        return {"name": type(value).__name__, **{field.name: getattr(value, field.name) for field in fields(value)}}
     if is_dataclass(value) and not isinstance(value, type):
-        return {each.name: to_json(getattr(value, each.name)) for each in fields(value)}
+        return {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
-        return {str(name): to_json(each) for name, each in value.items()}
+        return {str(name): to_json(element) for name, element in value.items()}
     if isinstance(value, tuple | list):
-        return [to_json(each) for each in value]
+        return [to_json(element) for element in value]
     return value if isinstance(value, str | int | float | bool | NoneType) else repr(value)

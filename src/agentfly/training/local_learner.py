@@ -121,10 +121,10 @@ class LocalLearner:
         if not (self._policy.has_plain_head and self._teacher.has_plain_head):
             reason = "needs heads that are plain linear layers, of the student and of the teacher"
         else:
-            models = (each.backbone.model for each in (self._policy, self._teacher))
-            own, given = (len(each.get_output_embeddings().weight) for each in models)
-            if given < own:
-                reason = f"compares all logits, and the teacher has {given} of the {own} that the student has"
+            models = (policy.backbone.model for policy in (self._policy, self._teacher))
+            rows, teacher_rows = (len(model.get_output_embeddings().weight) for model in models)
+            if teacher_rows < rows:
+                reason = f"compares all logits, and the teacher has {teacher_rows} of the {rows} that the student has"
         if reason is not None:
             raise ConfigError(f"teacher.divergence='exact' {reason}: write teacher.divergence=sampled")
 
@@ -236,8 +236,11 @@ class LocalLearner:
         on_policy = self._epochs * self._mini_batches == 1
         if not on_policy:
             samples = self._with_old_logprobs(samples)
-        known = [(each.name, each.old_logprobs, each.segment.mask) for each in samples]
-        self.update_logprobs = {name: old[mask] for name, old, mask in known if old is not None}
+        self.update_logprobs = {
+            sample.name: sample.old_logprobs[sample.segment.mask]
+            for sample in samples
+            if sample.old_logprobs is not None
+        }
         self._runner.seconds.clear()
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
@@ -314,7 +317,7 @@ class LocalLearner:
         segments = [sample.segment for sample in samples]
         counts = [sample.num_sampled_tokens for sample in samples]
         gather = partial(gather_field, samples, device=self.device)
-        # Every tensor from here on is [sampled tokens of all samples].
+        # Every tensor from here on is [sampled tokens of all samples], in the order of `indices`.
         temperatures = [sample.temperature for sample in samples]
         teacher_kl: Tensor | None = None
         if self.loss.teacher_coef:
@@ -322,12 +325,13 @@ class LocalLearner:
             logprobs, entropies, teacher_kl = self._policy.score_with_teacher(segments, temperatures, self._teacher)
         else:
             logprobs, entropies = self._policy(segments, temperatures)
-        with_reference = self.loss.kl_coef > 0 or all(each.reference_logprobs is not None for each in samples)
+        with_reference = self.loss.kl_coef > 0 or all(sample.reference_logprobs is not None for sample in samples)
         tokens = TokenBatch(
             logprobs=logprobs,
             old_logprobs=logprobs.detach() if on_policy else gather("old_logprobs"),
-            sampler_logprobs=concatenate([each.logprobs[each.mask] for each in segments], self.device),
+            sampler_logprobs=concatenate([segment.logprobs[segment.mask] for segment in segments], self.device),
             advantages=gather("advantages"),
+            # Of the mini-batch: divided by the tokens of the micro-batch, the gradient would depend on how it is split.
             weights=concatenate([np.repeat([token_weights[index] for index in indices], counts)], self.device),
             sequence_ids=to_device(np.repeat(np.arange(len(counts)), counts), self.device),
             num_sequences=len(samples),
@@ -336,7 +340,7 @@ class LocalLearner:
             teacher_kl=teacher_kl,
         )
         loss, measured = self.loss(tokens)
-        # Without their graphs, which the backward pass frees.
+        # Without their graphs: `read` runs after the backward passes, and would keep every micro-batch's activations.
         values = logprobs.detach()
         metrics = {name: torch.as_tensor(value).detach() for name, value in measured.items()}
         terms = values * tokens.advantages
@@ -390,7 +394,7 @@ class LocalLearner:
         """The weights that change, by name. merged: adapters added into the matrices they belong to."""
         if merged and has_adapters(self.model):
             return MergedWeights(self.model)
-        return [(name, each.detach()) for name, each in self.trainable_weights.items()]
+        return [(name, weight.detach()) for name, weight in self.trainable_weights.items()]
 
     def save(self, folder: Path) -> None:
         """Write what transformers (or peft) loads: the whole model, or the adapters alone."""
@@ -404,9 +408,9 @@ class LocalLearner:
 
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The state beside the model's weights: tensors, and JSON values."""
-        tensors = {f"optimizer/{name}": each for name, each in self._optimizer.state_dict().items()}
+        tensors = {f"optimizer/{name}": tensor for name, tensor in self._optimizer.state_dict().items()}
         if self._critic is not None:
-            tensors |= {f"critic/{name}": each for name, each in self._critic.state_dict().items()}
+            tensors |= {f"critic/{name}": tensor for name, tensor in self._critic.state_dict().items()}
         return tensors, {
             "updates": self._updates,
             "low_precision": self.low_precision,

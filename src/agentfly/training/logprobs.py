@@ -102,6 +102,7 @@ class _ChunkedScore(torch.autograd.Function):
         context: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, scale: float, softcap: float | None,
         tokens: Tensor, temperatures: Tensor, chunk: int, dtype: torch.dtype, teacher: tuple[Tensor, Head] | None,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        # Autocast is off in here, so the cast is by hand: in float32 the product would miss the GPU's fast units.
         head = Head(weight, bias, scale, softcap).to(dtype)
         score_chunk = _fuse(_score_chunk, hidden.device.type)
         logsumexp = torch.empty_like(temperatures)
@@ -115,28 +116,30 @@ class _ChunkedScore(torch.autograd.Function):
             )
         context.save_for_backward(hidden, weight, bias, tokens, temperatures, logsumexp, entropies, divergences)
         context.settings = scale, softcap, chunk, dtype, teacher
-        context.set_materialize_grads(False)
+        context.set_materialize_grads(False)  # an output that no loss term uses has the gradient None, not zeros
         return logprobs, entropies, divergences
 
     @staticmethod
-    def backward(context: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, *per_token = context.saved_tensors
+    def backward(context: Any, *output_grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, *per_token = context.saved_tensors  # [tokens, width], [vocab, width], [vocab], [tokens]…
         scale, softcap, chunk, dtype, teacher = context.settings
         head = Head(weight, bias, scale, softcap).to(dtype)
         compute_grad = _fuse(_grad_logits, hidden.device.type)
         grad_hidden = torch.empty_like(hidden)
+        # Frozen under LoRA: a gradient of the whole head would be the largest tensor of the pass, and unused.
         grad_weight = torch.zeros_like(weight) if context.needs_input_grad[1] else None
         grad_bias = torch.zeros_like(bias) if bias is not None and context.needs_input_grad[2] else None
-        with_entropy = given[1] is not None  # testing whether it is all 0 would wait for the GPU
-        grads = [torch.zeros_like(per_token[1]) if grad is None else grad for grad in given]
+        with_entropy = output_grads[1] is not None  # testing whether it is all 0 would wait for the GPU
+        grads = [torch.zeros_like(per_token[1]) if grad is None else grad for grad in output_grads]
         for start in range(0, len(hidden), chunk):
             part = slice(start, start + chunk)
-            states = hidden[part].to(dtype)
-            own = (each[part] for each in (*per_token, *grads))
+            states = hidden[part].to(dtype)  # [chunk, width]
+            token_values = (values[part] for values in (*per_token, *grads))  # [chunk] each
             grad_logits = compute_grad(  # [chunk, vocab]
-                head, states, *own, teacher=_select_teacher(teacher, part), with_entropy=with_entropy
+                head, states, *token_values, teacher=_select_teacher(teacher, part), with_entropy=with_entropy
             ).to(dtype)
             grad_hidden[part] = grad_logits @ head.weight
+            # In place where the types agree: another matrix of [vocab, width] per chunk would double the peak.
             if grad_weight is not None and grad_weight.dtype == dtype:
                 grad_weight.addmm_(grad_logits.T, states)
             elif grad_weight is not None:
@@ -186,9 +189,11 @@ def _grad_logits(
         ∂ log p_y / ∂z = onehot(y) − p      ∂ H / ∂z = −p · (log p + H)      ∂ D / ∂z = p · (log p − log q − D)
     """
     logits = head.logits(states)
+    # d tanh(x) = 1 − tanh(x)², taken before `logits` is overwritten in place.
     softcap_slope = None if head.softcap is None else 1 - (logits / head.softcap).square()
     log_probs = logits.div_(temperatures[:, None]).sub_(logsumexp[:, None])
     if with_entropy or teacher is not None:
+        # All three terms have the form p · (…): the sum in the brackets first, times p once, in one [chunk, vocab].
         constant = grad_logprobs + grad_entropies * entropies + grad_divergences * divergences
         grad = log_probs * (grad_divergences - grad_entropies)[:, None]
         if teacher is not None:

@@ -32,7 +32,7 @@ def add_lora(model: Any, rank: int, *, seed: int = 0) -> Any:
         import peft
     targets: Any = "all-linear"
     if takes_images(model):
-        layers = {id(each) for each in model.get_decoder().modules() if isinstance(each, torch.nn.Linear)}
+        layers = {id(module) for module in model.get_decoder().modules() if isinstance(module, torch.nn.Linear)}
         targets = [name for name, module in model.named_modules() if id(module) in layers]
     settings = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets, task_type="CAUSAL_LM")
     with torch.random.fork_rng(devices=()):
@@ -61,7 +61,7 @@ class MergedWeights:
     @torch.no_grad()
     def merge(self, name: str) -> Tensor:
         layer = self.layers[name]
-        delta = sum(layer.get_delta_weight(each) for each in layer.active_adapters)
+        delta = sum(layer.get_delta_weight(adapter) for adapter in layer.active_adapters)
         weight = layer.get_base_layer().weight
         merged: Tensor = weight + delta.to(weight.dtype)
         return merged
@@ -89,7 +89,7 @@ def read_weights(model: Any, folder: Path, trained: Mapping[str, Tensor]) -> dic
         (adapter,) = model.active_adapters
         stored = peft.load_peft_weights(str(folder), device="cpu")
         pattern = re.compile(r"(\.lora_\w+)\.(weight|bias)$")
-        saved = {pattern.sub(rf"\1.{adapter}.\2", name): each for name, each in stored.items()}
+        saved = {pattern.sub(rf"\1.{adapter}.\2", name): tensor for name, tensor in stored.items()}
     else:
         saved = dict(load_model(str(folder), torch.device("cpu"), torch.float32).named_parameters())
     for name, weight in trained.items():

@@ -72,16 +72,16 @@ class ModelSize:
             model: Any = auto_class(config).from_config(config)
         head = model.get_output_embeddings()
         language = model.get_decoder() if takes_images(model) else model
-        linear = [each for each in language.modules() if isinstance(each, torch.nn.Linear) and each is not head]
-        tower = sum(each.numel() for each in tower_parameters(model))
+        linear = [module for module in language.modules() if isinstance(module, torch.nn.Linear) and module is not head]
+        tower = sum(weight.numel() for weight in tower_parameters(model))
         text = config.get_text_config()
         layers, heads, head_width = config_shape(text)
         inner = getattr(text, "intermediate_size", None) or getattr(text, "n_inner", None) or 4 * text.hidden_size
         if experts := getattr(text, "num_experts_per_tok", None):
             inner = experts * (getattr(text, "moe_intermediate_size", None) or inner)
         return cls(
-            parameters=sum(each.numel() for each in model.parameters()) - tower,
-            linear_width=sum(each.in_features + each.out_features for each in linear),
+            parameters=sum(weight.numel() for weight in model.parameters()) - tower,
+            linear_width=sum(layer.in_features + layer.out_features for layer in linear),
             layers=layers,
             width=text.hidden_size,
             inner=inner,
@@ -322,8 +322,8 @@ def device_memory(device: torch.device) -> int:
     free, total = torch.cuda.mem_get_info(device)
     index = torch.cuda.current_device() if device.index is None else device.index  # torch.device("cuda") has none
     fraction = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(index)
-    own = torch.cuda.memory_reserved(device)
-    return min(free + own, int(total * fraction))
+    reserved = torch.cuda.memory_reserved(device)
+    return min(free + reserved, int(total * fraction))
 
 
 def share_gpu(settings: Mapping[str, Any], model: Any, ranks: int = 1) -> dict[str, Any]:
@@ -332,7 +332,7 @@ def share_gpu(settings: Mapping[str, Any], model: Any, ranks: int = 1) -> dict[s
     It sleeps during the update, whose activations then have the memory of its weights and cache. It leaves room for
     what the learner keeps all the time: gradients and AdamW's two moments in float32, for the weights that are trained.
     """
-    kept = sum(each.numel() * 12 for each in model.parameters() if each.requires_grad) // ranks
+    kept = sum(weight.numel() * 12 for weight in model.parameters() if weight.requires_grad) // ranks
     free, total = torch.cuda.mem_get_info()
     engine = {"gpu_memory_utilization": round(max(0.9 * (free - kept) / total, 0.05), 3), **settings.get("engine", {})}
     return {"enable_sleep_mode": True, **settings, "engine": engine}

@@ -47,8 +47,8 @@ _find_packed_sequences = masking_utils.find_packed_sequence_indices
 def _find_packed_unless_padded(position_ids: Tensor) -> Tensor | None:
     """None where every row has one sequence, else what transformers finds: its search waits for the GPU."""
     # A compiler cannot trace a context variable, and the models that are compiled whole are not ours.
-    known = not torch.compiler.is_compiling() and _ONE_SEQUENCE_PER_ROW.get()
-    return None if known else _find_packed_sequences(position_ids)
+    one_per_row = not torch.compiler.is_compiling() and _ONE_SEQUENCE_PER_ROW.get()
+    return None if one_per_row else _find_packed_sequences(position_ids)
 
 
 masking_utils.find_packed_sequence_indices = _find_packed_unless_padded
@@ -57,7 +57,7 @@ Precision = Literal["auto", "float32", "bfloat16"]
 
 def copy_trainable(model: Any) -> Any:
     """A copy of a model that shares the frozen weights with it."""
-    return copy.deepcopy(model, {id(each): each for each in model.parameters() if not each.requires_grad})
+    return copy.deepcopy(model, {id(weight): weight for weight in model.parameters() if not weight.requires_grad})
 
 
 def set_tower_trainable(model: Any, trainable: bool) -> None:
@@ -96,8 +96,8 @@ class Backbone:
         self.model = share_weights(model, ATTENTION if self.packed else None)
         self._overlay = FeatureOverlay(self.model)
         self._features = FeatureCache() if features is None else features
-        tower = {id(each) for each in tower_parameters(self.model)}
-        self._tower_is_trained = any(each.requires_grad and id(each) in tower for each in self.model.parameters())
+        tower = {id(weight) for weight in tower_parameters(self.model)}
+        self._tower_is_trained = any(weight.requires_grad and id(weight) in tower for weight in self.model.parameters())
         if computes_on.type != "cpu":
             compile_layers(self.model)
         if gradient_checkpointing:
@@ -123,6 +123,7 @@ class Backbone:
 
             def capture(_: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
                 captured.append(args[0])
+                # The head gets no tokens: its logits would take more memory than all other activations.
                 return (args[0][:, :0], *args[1:])
 
             hook = self.model.get_output_embeddings().register_forward_pre_hook(capture)
@@ -146,20 +147,22 @@ class Backbone:
         images = self._encode_images(segments)
         # Rotary positions per sequence, [axes, tokens]: one axis, or three if a sequence has images under M-RoPE.
         rotary = [np.arange(len(ids))[None] for ids in input_ids]
-        for number, (ids, (positions, own)) in enumerate(zip(input_ids, images, strict=True)):
-            if (found := rotary_positions(self.model, ids, positions, own)) is not None:
-                rotary[number] = found
+        for number, (ids, (positions, sequence_images)) in enumerate(zip(input_ids, images, strict=True)):
+            if (image_rotary := rotary_positions(self.model, ids, positions, sequence_images)) is not None:
+                rotary[number] = image_rotary
         axes = max(map(len, rotary))
-        rotary = [np.broadcast_to(each, (axes, each.shape[1])) for each in rotary]
+        rotary = [np.broadcast_to(row, (axes, row.shape[1])) for row in rotary]
+        # starts: index of each sequence's first token in the flattened batch.
         if self.packed:
+            # Without positions of its own, a sequence would continue those of the one before it.
             starts = np.cumsum([0, *lengths[:-1]])
             extra = {"position_ids": self._to_device(np.concatenate(rotary, 1))[:, None], "lengths": lengths}
             ids = np.concatenate(input_ids)[None]  # [1, tokens]
         else:
             starts = np.arange(len(lengths)) * max(lengths)
-            ids = np.stack([np.pad(each, (0, max(lengths) - len(each))) for each in input_ids])
+            ids = np.stack([np.pad(row, (0, max(lengths) - len(row))) for row in input_ids])
             if len(rotary[0]) > 1:
-                padded = [np.pad(each, ((0, 0), (0, max(lengths) - each.shape[1]))) for each in rotary]
+                padded = [np.pad(row, ((0, 0), (0, max(lengths) - row.shape[1]))) for row in rotary]
                 extra = {"position_ids": self._to_device(np.stack(padded, 1))}  # [3, rows, tokens]
         if "position_ids" in extra and len(extra["position_ids"]) == 1:
             extra["position_ids"] = extra["position_ids"][0]  # [1, tokens]
@@ -180,12 +183,12 @@ class Backbone:
             self._image_processor = load_image_processor(self.model.config.name_or_path)
         out = []
         for segment in segments:
-            shown = segment.image_positions < segment.num_input_tokens
-            positions = segment.image_positions[shown].astype(np.int64)
+            is_read = segment.image_positions < segment.num_input_tokens
+            positions = segment.image_positions[is_read].astype(np.int64)
             images: list[EncodedImage] = []
             count = 0
             for image in segment.images:
-                if count < len(positions):
+                if count < len(positions):  # the others are shown after the last sampled token
                     images.append(self._image_processor.encode(image))
                     count += images[-1].num_tokens
             if count != len(positions):
@@ -197,16 +200,16 @@ class Backbone:
         self, images: Sequence[tuple[npt.NDArray[Any], list[EncodedImage]]], starts: npt.NDArray[Any]
     ) -> tuple[Tensor | None, Tensor | None]:
         """The features of all images, and their indices in the flattened batch."""
-        shown = [image for _, own in images for image in own]
-        if not shown:
+        shown_images = [image for _, sequence_images in images for image in sequence_images]
+        if not shown_images:
             return None, None
         if self._tower_is_trained:
-            found = compute_features(self.model, shown)
+            features = compute_features(self.model, shown_images)
         else:  # the tower never changes, so its features are computed once
             with torch.no_grad():
-                found = self._features.load(self.model, shown)
+                features = self._features.load(self.model, shown_images)
         indices = np.concatenate([start + positions for start, (positions, _) in zip(starts, images, strict=True)])
-        return torch.cat([found[image.digest] for image in shown]), self._to_device(indices)
+        return torch.cat([features[image.digest] for image in shown_images]), self._to_device(indices)
 
     def _to_device(self, array: npt.NDArray[Any]) -> Tensor:
         return to_device(array.astype(np.int64), self.device)
@@ -245,7 +248,7 @@ class Policy:
         """The sampled tokens and their temperatures, [sampled] each."""
         device = self.backbone.device
         counts = [segment.num_sampled_tokens for segment in segments]
-        targets = np.concatenate([each.tokens[each.mask] for each in segments]).astype(np.int64)
+        targets = np.concatenate([segment.tokens[segment.mask] for segment in segments]).astype(np.int64)
         return to_device(targets, device), to_device(np.repeat(temperatures, counts).astype(np.float32), device)
 
     def logprobs(self, segments: Sequence[SegmentArrays], temperature: float) -> Tensor:
@@ -343,13 +346,13 @@ class Critic:
     def loss(self, batch: Sequence[Sample], indices: list[int]) -> tuple[Tensor, Callable[[], float]]:
         """The loss of a micro-batch, Σ (V − return)² / (2 · tokens of the mini-batch `batch`), and what reads it."""
         samples = [batch[index] for index in indices]
-        errors = self([each.segment for each in samples]) - gather_field(samples, "returns", self.backbone.device)
+        errors = self([sample.segment for sample in samples]) - gather_field(samples, "returns", self.backbone.device)
         loss = errors.square().sum() / (2 * sum(sample.num_sampled_tokens for sample in batch))
         return loss, partial(require_finite, loss.detach(), "the critic's loss", errors.detach(), samples)
 
     def state_dict(self) -> dict[str, Tensor]:
-        weights = {f"weights/{name}": each.detach() for name, each in self.optimizer.weights.items()}
-        return weights | {f"optimizer/{name}": each for name, each in self.optimizer.state_dict().items()}
+        weights = {f"weights/{name}": weight.detach() for name, weight in self.optimizer.weights.items()}
+        return weights | {f"optimizer/{name}": tensor for name, tensor in self.optimizer.state_dict().items()}
 
     @torch.no_grad()
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
@@ -362,4 +365,4 @@ class Critic:
 
 def strip_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors whose names start with `prefix`, under their names without it."""
-    return {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -52,19 +52,20 @@ class Optimizer:
         self.weights = dict(weights)
         self.schedule = schedule
         self._max_norm = max_norm
-        matrices = [each for each in self.weights.values() if each.ndim > 1]
-        vectors = [each for each in self.weights.values() if each.ndim <= 1]
+        matrices = [weight for weight in self.weights.values() if weight.ndim > 1]
+        vectors = [weight for weight in self.weights.values() if weight.ndim <= 1]
         groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+        # No decay of biases and norms, whose size is no measure of complexity: it would pull the scales to 0.
         # Fused: the other implementations allocate temporaries as large as the weights.
         self._adam = torch.optim.AdamW([group for group in groups if group["params"]], lr=schedule.peak, fused=True)
 
     def step(self, update: int) -> float:
         """Take one step with the accumulated gradients; return their norm before clipping."""
-        gradients = {name: each.grad for name, each in self.weights.items() if each.grad is not None}
+        gradients = {name: weight.grad for name, weight in self.weights.items() if weight.grad is not None}
         norm = _gather(torch.nn.utils.get_total_norm(gradients.values()))
-        if not norm.isfinite():
-            wrong = (name for name, gradient in gradients.items() if not _gather(gradient.norm()).isfinite())
-            raise NonFiniteError(f"the gradient is not finite; the first such weight is {next(wrong, 'none')}")
+        if not norm.isfinite():  # clipping by an infinite norm would set every gradient to 0, or to NaN
+            non_finite = (name for name, gradient in gradients.items() if not _gather(gradient.norm()).isfinite())
+            raise NonFiniteError(f"the gradient is not finite; the first such weight is {next(non_finite, 'none')}")
         torch.nn.utils.clip_grads_with_norm_(self.weights.values(), self._max_norm, norm)
         for group in self._adam.param_groups:
             group["lr"] = self.schedule.at(update)
@@ -101,15 +102,16 @@ def _gather(norm: Tensor) -> Tensor:
 
 def trainable_parameters(model: Any) -> dict[str, Tensor]:
     """The parameters with requires_grad, by name. Raises ConfigError if there is none, or one is not float32."""
-    found = {name: each for name, each in model.named_parameters() if each.requires_grad}
-    if not found:
+    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if not parameters:
         raise ConfigError("this model has nothing to train: all weights have requires_grad=False")
-    if wrong := next((name for name, each in found.items() if each.dtype != torch.float32), None):
-        raise ConfigError(
-            f"{wrong} is in {found[wrong].dtype}: updates smaller than its rounding would be lost. Load the model to "
-            "train in float32; precision='bfloat16' still computes in bfloat16"
-        )
-    return found
+    for name, parameter in parameters.items():
+        if parameter.dtype != torch.float32:
+            raise ConfigError(
+                f"{name} is in {parameter.dtype}: updates smaller than its rounding would be lost. Load the model to "
+                "train in float32; precision='bfloat16' still computes in bfloat16"
+            )
+    return parameters
 
 
 _USUAL_RATES = ((10e6, 1e-6, 3e-2), (1e9, 1e-8, 1e-3), (float("inf"), 1e-8, 1e-4))

@@ -37,8 +37,10 @@ class TrainPlan:
             if not self.eval_tasks and value != default:
                 raise ConfigError(f"evaluation.{name}={value} would have no effect: there are no eval_tasks")
         if evaluation.tasks is not None:
-            if evaluation.tasks > (there := len(self.eval_tasks)):
-                raise ConfigError(f"evaluation.tasks={evaluation.tasks}, but there are {there} eval_tasks; give fewer")
+            if evaluation.tasks > (available := len(self.eval_tasks)):
+                raise ConfigError(
+                    f"evaluation.tasks={evaluation.tasks}, but there are {available} eval_tasks; give fewer"
+                )
             object.__setattr__(self, "eval_tasks", self.eval_tasks[: evaluation.tasks])
 
         def content(task: Task) -> str:  # with the columns: two tasks may share a question in different environments

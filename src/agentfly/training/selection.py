@@ -98,7 +98,7 @@ def select_groups(
     zero_variance = 0
     for chains in groups(trajectories):
         reasons = find_exclusions(chains, min_chains=min_chains, keep_zero_variance=keep_zero_variance)
-        counts.update(each.value for each in reasons if each not in (None, Exclusion.ZERO_VARIANCE))
+        counts.update(reason.value for reason in reasons if reason not in (None, Exclusion.ZERO_VARIANCE))
         if Exclusion.DROPPED in reasons:
             continue
         counts["zeroed"] += sum(chain.treatment is TrainingTreatment.ZERO for chain in chains)
@@ -128,4 +128,4 @@ def select_chains(chains: Iterable[Trajectory], config: TrainConfig) -> Selectio
 def select_greedy(chains: Iterable[Trajectory], config: TrainConfig) -> dict[int, Episode]:
     """The greedy chains that can serve as a baseline, by group."""
     selection = select_groups(chains, min_chains=1, keep_zero_variance=True, segment_reward=config.segment_reward)
-    return {each.trajectory.group: each for (each,) in selection.groups}
+    return {episode.trajectory.group: episode for (episode,) in selection.groups}

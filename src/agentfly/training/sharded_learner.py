@@ -206,9 +206,9 @@ class _GatheredWeights:
 class RankFleet(FleetBackend):
     """The engines of all ranks, on rank 0."""
 
-    def __init__(self, own: EngineBackend, ranks: Ranks, update: Callable[[int], None]) -> None:
+    def __init__(self, local_engine: EngineBackend, ranks: Ranks, update: Callable[[int], None]) -> None:
         """`own`: rank 0's engine; the others have the same settings. update: gives all engines weights of a version."""
-        super().__init__([own, *(RemoteEngine(ranks, rank, own) for rank in range(1, ranks.size))])
+        super().__init__([local_engine, *(RemoteEngine(ranks, rank, local_engine) for rank in range(1, ranks.size))])
         self._update = update
 
     async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:

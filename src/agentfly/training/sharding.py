@@ -97,9 +97,9 @@ class Ranks:
 
     def _report_failure(self, error: Exception) -> None:
         """Tell the other ranks why this one fails. If another one failed first, raise RankError with its reason."""
-        own = f"rank {self.rank} failed: {describe(error)}"
-        first = self._store.compare_set(_FAILURE, "", own).decode()
-        if first != own:
+        failure = f"rank {self.rank} failed: {describe(error)}"
+        first = self._store.compare_set(_FAILURE, "", failure).decode()
+        if first != failure:
             raise RankError(first) from error
 
     def broadcast(self, value: T) -> T:
@@ -122,7 +122,7 @@ class Ranks:
             yield
         except AgentFlyError as error:
             failure = error
-        failures = [each for each in self.all_gather(failure) if each is not None]
+        failures = [error for error in self.all_gather(failure) if error is not None]
         if failures:
             raise failures[0]
 
@@ -183,7 +183,9 @@ class Ranks:
 
     def distribute(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Shards of rank 0's tensors, on all ranks; the argument of other ranks is ignored."""
-        header = {name: (each.shape, each.dtype, each if each.ndim == 0 else None) for name, each in tensors.items()}
+        header = {
+            name: (tensor.shape, tensor.dtype, tensor if tensor.ndim == 0 else None) for name, tensor in tensors.items()
+        }
         out = {}
         for name, (shape, dtype, scalar) in self.broadcast(header).items():
             if scalar is not None:
@@ -212,13 +214,13 @@ class ShardedRunner(MicroBatchRunner):
         length = lengths.__getitem__
         shares = partition_by_length(range(len(lengths)), length, self._ranks.size)
         split = [split_micro_batches(share, self.tokens, length, padded=self._padded) for share in shares]
-        own = split[self._ranks.rank]
+        batches = split[self._ranks.rank]
         filler = [min(range(len(lengths)), key=length)] if lengths else []
-        missing = max(map(len, split)) - len(own)
-        return [(each, False) for each in own] + [(filler, True)] * missing
+        missing = max(map(len, split)) - len(batches)
+        return [(batch, False) for batch in batches] + [(filler, True)] * missing
 
     def _gather(self, results: list[R]) -> list[R]:
-        return [each for rank in self._ranks.all_gather(results) for each in rank]
+        return [result for rank in self._ranks.all_gather(results) for result in rank]
 
     def _describe_out_of_memory(self, error: torch.OutOfMemoryError) -> str:
         """Memory that runs out on one rank ends the run: the others are in the middle of the same pass."""

@@ -88,8 +88,8 @@ class DifficultySampler(TaskSampler):
 
     def state_dict(self) -> dict[str, Any]:
         counts = np.stack([self._successes, self._failures], 1)
-        known = np.flatnonzero((counts != 1).any(1)).tolist()
-        return {**super().state_dict(), "counts": {str(index): counts[index].tolist() for index in known}}
+        observed = np.flatnonzero((counts != 1).any(1)).tolist()
+        return {**super().state_dict(), "counts": {str(index): counts[index].tolist() for index in observed}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)

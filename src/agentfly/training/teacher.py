@@ -49,31 +49,28 @@ def load_teacher(config: TrainConfig, student: Any, device: torch.device, *, on_
         )
     if takes_images(teacher) or takes_images(student):
         raise ConfigError(f"teacher.model={name!r}: distillation of vision models is not supported")
-    own, given = (max_positions(each.config.get_text_config()) for each in (student, teacher))
-    needed = min(config.run_options.get("context_length") or own, own)
-    if given < needed:
+    positions, available = (max_positions(model.config.get_text_config()) for model in (student, teacher))
+    needed = min(config.run_options.get("context_length") or positions, positions)
+    if available < needed:
         raise ConfigError(
-            f"teacher.model={name!r} has {given} positions, and chains of {config.model!r} may have {needed} tokens: "
-            f"write run_options.context_length={given}"
+            f"teacher.model={name!r} has {available} positions, and chains of {config.model!r} may have {needed} "
+            f"tokens: write run_options.context_length={available}"
         )
     return teacher
 
 
 def compare_vocabularies(student: str, teacher: str) -> int:
     """Return the highest token id. Raises ConfigError unless both tokenizers have the same ids for the same tokens."""
-    own, other = (load_tokenizer(resolve(each)).backend_tokenizer.get_vocab() for each in (student, teacher))
-    if own == other:
-        return max(own.values())
-    token = min((own.items() ^ other.items()), key=lambda item: (item[1], item[0]))[0]
+    vocab, teacher_vocab = (load_tokenizer(resolve(name)).backend_tokenizer.get_vocab() for name in (student, teacher))
+    if vocab == teacher_vocab:
+        return max(vocab.values())
+    token = min((vocab.items() ^ teacher_vocab.items()), key=lambda item: (item[1], item[0]))[0]
+    entries = (f"id {ids[token]}" if token in ids else "unknown" for ids in (vocab, teacher_vocab))
     raise ConfigError(
-        f"teacher.model={teacher!r} has a vocabulary of {len(other)} tokens, model={student!r} one of {len(own)}, and "
-        f"they differ: {token!r} is {_describe(own.get(token))} for the student, {_describe(other.get(token))} for the "
+        f"teacher.model={teacher!r} has a vocabulary of {len(teacher_vocab)} tokens, model={student!r} one of "
+        f"{len(vocab)}, and they differ: {token!r} is {next(entries)} for the student, {next(entries)} for the "
         "teacher. Distillation compares probabilities of the same token ids: take a teacher with the same tokenizer"
     )
-
-
-def _describe(token_id: int | None) -> str:
-    return "unknown" if token_id is None else f"id {token_id}"
 
 
 class TeacherServer:
@@ -89,22 +86,25 @@ class TeacherServer:
         size = tokenizer.get_vocab_size()
         ids = range(0, size, max(size // _PROBE_TOKENS, 1))
         text = tokenizer.decode(list(ids), skip_special_tokens=False)
-        own = tokenizer.encode(text, add_special_tokens=False).ids
-        (other,) = wait_for(self._send(lambda client: [client.tokenize(text)]))
-        if own != other:
-            at = next((i for i, pair in enumerate(zip(own, other, strict=False)) if pair[0] != pair[1]), len(other))
+        expected = tokenizer.encode(text, add_special_tokens=False).ids
+        (actual,) = wait_for(self._send(lambda client: [client.tokenize(text)]))
+        if expected != actual:
+            pairs = enumerate(zip(expected, actual, strict=False))
+            at = next((index for index, pair in pairs if pair[0] != pair[1]), len(actual))
             raise ConfigError(
                 f"teacher.model={self._model!r} at {self._base_url} has another vocabulary than model={config.model!r}"
-                f": a text of {len(own)} tokens has {len(other)} there, and they differ from token {at} on "
-                f"({own[at : at + 3]} and {other[at : at + 3]}). Serve a teacher with the same tokenizer"
+                f": a text of {len(expected)} tokens has {len(actual)} there, and they differ from token {at} on "
+                f"({expected[at : at + 3]} and {actual[at : at + 3]}). Serve a teacher with the same tokenizer"
             )
 
     def score_teacher(self, segments: Sequence[SegmentArrays], temperature: float) -> list[Floats]:
         """Log-probabilities of the sampled tokens, one [tokens] array per segment; `temperature` must be 1."""
-        scores = wait_for(self._send(lambda client: [client.score_prompt(each.tokens.tolist()) for each in segments]))
+        scores = wait_for(
+            self._send(lambda client: [client.score_prompt(segment.tokens.tolist()) for segment in segments])
+        )
         return [
-            np.where(segment.mask, np.asarray(each, np.float32), np.float32(0))
-            for segment, each in zip(segments, scores, strict=True)
+            np.where(segment.mask, np.asarray(score, np.float32), np.float32(0))
+            for segment, score in zip(segments, scores, strict=True)
         ]
 
     async def _send(self, requests: Any) -> list[Any]:

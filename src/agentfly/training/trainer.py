@@ -301,7 +301,7 @@ class Trainer:
             on_trajectory=add,
             **config.agent_options(seed=config.seed),
         )
-        self._write_trajectories(sorted(chains, key=lambda each: (each.group, each.chain)), held_out=True)
+        self._write_trajectories(sorted(chains, key=lambda chain: (chain.group, chain.chain)), held_out=True)
         if self._best is None or evaluation.reward.mean > self._best[0]:
             self._best = (evaluation.reward.mean, self.step)
         return evaluation.figures
@@ -323,7 +323,8 @@ class Trainer:
             **update_metrics,
             **self._collector.pop_metrics(elapsed),
             **batch.selection.metrics,
-            "throughput/tokens_per_second": sum(each.sampled_tokens for each in batch.trajectories) / rollout,
+            "throughput/tokens_per_second": sum(trajectory.sampled_tokens for trajectory in batch.trajectories)
+            / rollout,
         }
         tools = self.agent.toolbox.names
         alarms = self._alarm_monitor.observe(self.step, metrics, batch.trajectories, tools, evaluation)

@@ -37,13 +37,13 @@ def weights_for(learner: Learner, backend: Backend) -> Iterable[tuple[str, torch
     """The weights to send: none if the backend shares them, adapters if it has them, else all that change, merged."""
     if not isinstance(backend, EngineBackend):
         return learner.weights(merged=True)
-    theirs = backend.weights
-    shared = {id(each) for each in theirs.values()}
-    if all(id(each) in shared for each in learner.trainable_weights.values()):
+    engine_weights = backend.weights
+    shared = {id(weight) for weight in engine_weights.values()}
+    if all(id(weight) in shared for weight in learner.trainable_weights.values()):
         return ()
-    if all(name in theirs for name in learner.trainable_weights):
+    if all(name in engine_weights for name in learner.trainable_weights):
         return learner.weights()
-    if any(id(each) in shared for each in learner.parameters()):
+    if any(id(weight) in shared for weight in learner.parameters()):
         raise WeightSyncError(
             "the backend samples from the learner's model without its adapters, which were added later: create the "
             "backend from what `add_lora` returns"
@@ -97,7 +97,7 @@ class Canary:
         ]
         completions = await asyncio.gather(*map(self._backend.generate, requests))
         scores = await compute(self._score, completions)
-        difference = _mean_difference([each.logprobs for each in completions], scores)
+        difference = _mean_difference([completion.logprobs for completion in completions], scores)
         # A backend, or a member of a fleet, that answers exactly as before while the learner has moved never received
         # the weights.
         moved = [
@@ -119,12 +119,12 @@ class Canary:
             for prompt, completion in zip(self._prompts, completions, strict=True)
         ]
         scores = self._learner.score(segments, 1.0)
-        return [each[segment.mask] for each, segment in zip(scores, segments, strict=True)]
+        return [logprobs[segment.mask] for logprobs, segment in zip(scores, segments, strict=True)]
 
     def _explain(
         self, version: int, completions: Sequence[Completion], difference: float, accepted: float, *, unchanged: bool
     ) -> str:
-        versions = sorted({each for completion in completions for each in completion.weight_versions})
+        versions = sorted({number for completion in completions for number in completion.weight_versions})
         if unchanged:
             cause = "it answers as it did before the last update: the weights were not delivered"
         elif versions != [version]:
@@ -138,5 +138,5 @@ class Canary:
 
 
 def _mean_difference(one: Sequence[Sequence[float] | Floats], other: Sequence[Floats]) -> float:
-    differences = np.abs(np.concatenate([np.asarray(each) for each in one]) - np.concatenate(other))
+    differences = np.abs(np.concatenate([np.asarray(values) for values in one]) - np.concatenate(other))
     return float(differences.mean()) if len(differences) else 0.0
