@@ -357,7 +357,7 @@ def test_saved_trajectories_are_read_back(tmp_path: Path) -> None:
     path = tmp_path / "chains.jsonl"
     chains = [chain("0/0", 1.0), chain("0/1", says="\ud800")]
     save_trajectories(path, chains)
-    assert [each.to_json() for each in load_trajectories(path)] == [each.to_json() for each in chains]
+    assert [chain.to_json() for chain in load_trajectories(path)] == [chain.to_json() for chain in chains]
     path.write_text('{"no": "trajectory"}\n')
     with pytest.raises(DataError, match=r"chains.jsonl, line 1: not a trajectory"):
         load_trajectories(path)

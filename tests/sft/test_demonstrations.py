@@ -41,20 +41,20 @@ def rows(count: int, seed: int = 0) -> list[dict[str, Any]]:
 async def test_expert_chain_equals_the_chain_of_a_model_with_the_same_replies() -> None:
     (row,) = rows(1)
     agent = byte_agent("unheard", tools=[Lookup.lookup], reward=correct)
-    (shown,) = (await demonstrate(agent, row)).accepted
-    assert shown.reward == 1.0
+    (demonstration,) = (await demonstrate(agent, row)).accepted
+    assert demonstration.reward == 1.0
     friend = row["facts"][row["who"]][row["relation"]]
     script = [call("lookup", who=row["who"], what=row["relation"]), call("lookup", who=friend, what=row["attribute"])]
     model = byte_agent([*script, row["answer"]], tools=[Lookup.lookup], reward=correct)
     (chain,) = await model.run(row)
-    (mine,), (theirs,) = shown.segments, chain.segments
-    assert mine.tokens.tolist() == theirs.tokens.tolist()
-    assert mine.mask.tolist() == theirs.mask.tolist()
-    assert mine.messages == theirs.messages
-    assert [span.author for span in mine.spans] == [span.author for span in theirs.spans]
-    assert (mine.logprobs == 0).all()
-    assert set(mine.weight_versions.tolist()) == {-1}
-    assert [call.status for call in shown.calls] == [call.status for call in chain.calls]
+    (demonstrated,), (sampled,) = demonstration.segments, chain.segments
+    assert demonstrated.tokens.tolist() == sampled.tokens.tolist()
+    assert demonstrated.mask.tolist() == sampled.mask.tolist()
+    assert demonstrated.messages == sampled.messages
+    assert [span.author for span in demonstrated.spans] == [span.author for span in sampled.spans]
+    assert (demonstrated.logprobs == 0).all()
+    assert set(demonstrated.weight_versions.tolist()) == {-1}
+    assert [call.status for call in demonstration.calls] == [call.status for call in chain.calls]
 
 
 class Lamp(Environment):
@@ -103,10 +103,10 @@ def lit(env: Lamp) -> float:
 
 async def test_chains_below_the_threshold_are_dropped_and_counted_with_the_reason() -> None:
     agent = byte_agent("unheard", tools=[Lamp], reward=lit)
-    found = await demonstrate(agent, ["bright", "lazy", "dark", "bright"])
-    assert [each.group for each in found.accepted] == [0, 3]
-    assert [each.group for each in found.rejected] == [1, 2]
-    raised, earned = sorted(found.reasons.items())
+    demonstrations = await demonstrate(agent, ["bright", "lazy", "dark", "bright"])
+    assert [chain.group for chain in demonstrations.accepted] == [0, 3]
+    assert [chain.group for chain in demonstrations.rejected] == [1, 2]
+    raised, earned = sorted(demonstrations.reasons.items())
     assert raised[0].startswith("RuntimeError: I see nothing")
     assert earned == ("reward 0", 1)
     all_of_them = await demonstrate(agent, ["bright", "lazy"], threshold=0.0)
@@ -119,9 +119,9 @@ async def test_chains_below_the_threshold_are_dropped_and_counted_with_the_reaso
 @pytest.mark.parametrize("kind", [Plain, Far, FarPlain])
 async def test_expert_may_be_a_plain_function_in_another_process(kind: type[Lamp]) -> None:
     agent = byte_agent("unheard", tools=[kind], reward=lit)
-    found = await demonstrate(agent, ["bright"])
+    demonstrations = await demonstrate(agent, ["bright"])
     await agent.close()
-    (chain,) = found.accepted
+    (chain,) = demonstrations.accepted
     assert chain.prediction == "done"
 
 
@@ -133,10 +133,10 @@ async def test_hanging_expert_fails_only_its_chain() -> None:
             return "done"
 
     agent = byte_agent("unheard", tools=[Stuck])
-    found = await demonstrate(agent, ["bright", "stuck"], chain_seconds=1.0)
+    demonstrations = await demonstrate(agent, ["bright", "stuck"], chain_seconds=1.0)
     await agent.close()
-    assert [each.group for each in found.accepted] == [0]
-    assert found.reasons == {"the chain took longer than 1 s": 1}
+    assert [chain.group for chain in demonstrations.accepted] == [0]
+    assert demonstrations.reasons == {"the chain took longer than 1 s": 1}
 
 
 async def test_invalid_expert_action_is_reported() -> None:
@@ -182,7 +182,7 @@ async def test_cancelling_releases_every_environment() -> None:
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert sum(each.leased for each in agent.manager.pool_metrics()) == 0
+    assert sum(pool.leased for pool in agent.manager.pool_metrics()) == 0
     await agent.close()
 
 
@@ -214,7 +214,7 @@ TALK: list[dict[str, Any]] = [
 
 def file_of(tmp_path: Path, *conversations: Any) -> Path:
     path = tmp_path / "demos.jsonl"
-    path.write_text("".join(json.dumps({"messages": each}) + "\n" for each in conversations))
+    path.write_text("".join(json.dumps({"messages": conversation}) + "\n" for conversation in conversations))
     return path
 
 
@@ -235,7 +235,7 @@ def test_conversation_of_a_file_is_rendered_by_the_agents_template(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("talk", "told"),
+    ("talk", "message"),
     [
         (TALK[:1], "must begin with the question and end with a reply"),
         (TALK[1:], "must begin with the question"),
@@ -257,8 +257,8 @@ def test_conversation_of_a_file_is_rendered_by_the_agents_template(tmp_path: Pat
         ([TALK[0], {"role": "assistant", "content": "I <|im_end|> am"}], "ends turns before its end"),
     ],
 )
-def test_unusable_conversation_is_rejected_with_its_position(tmp_path: Path, talk: Any, told: str) -> None:
-    with pytest.raises(DataError, match=f"demos.jsonl, row 1: .*{told}"):
+def test_unusable_conversation_is_rejected_with_its_position(tmp_path: Path, talk: Any, message: str) -> None:
+    with pytest.raises(DataError, match=f"demos.jsonl, row 1: .*{message}"):
         read_demonstrations(byte_agent("unheard", tools=[Lamp]), file_of(tmp_path, TALK, talk))
 
 
@@ -345,18 +345,18 @@ def agent_of(template: Template) -> HFAgent:
 @pytest.mark.parametrize("case", CALLS, ids=str)
 def test_rendered_turn_is_parsed_by_the_agent(case: Case, kind: str) -> None:
     agent, template, turn = agent_of(case.template), case.template, TURNS[kind]
-    if told := REFUSED.get((str(case), kind)):
-        with pytest.raises((TemplateError, ConfigError), match=told):
+    if reason := REFUSED.get((str(case), kind)):
+        with pytest.raises((TemplateError, ConfigError), match=reason):
             completion_from_reply(agent, turn)
         return
     ids = list(completion_from_reply(agent, turn).token_ids)
     prompt, whole = case.render([user("u")]), case.render([user("u"), turn], open_turn=False)
-    said = template.codec.decode(ids)
-    assert whole.startswith(prompt + said)
-    assert whole[len(prompt + said) :].strip() == ""
+    text = template.codec.decode(ids)
+    assert whole.startswith(prompt + text)
+    assert whole[len(prompt + text) :].strip() == ""
     assert ids[-1] in template.stop_ids
     read = template.parse(ids)
-    assert [(each.name, each.arguments) for each in read.calls] == [(c.name, c.arguments) for c in turn.tool_calls]
+    assert [(call.name, call.arguments) for call in read.calls] == [(c.name, c.arguments) for c in turn.tool_calls]
     assert turn.text in f"{read.message.thinking}{read.message.text}"
 
 

@@ -46,10 +46,10 @@ def learner_of(folder: Path, **settings: Any) -> LocalLearner:
 
 async def shown(folder: Path, count: int) -> list[Trajectory]:
     agent = HFAgent(str(folder), tools=[Lookup.lookup], reward=correct, backend=ScriptedBackend("unheard"))
-    found = await demonstrate(agent, rows(count))
+    demonstrations = await demonstrate(agent, rows(count))
     await agent.close()
-    assert not found.rejected
-    return list(found.accepted)
+    assert not demonstrations.rejected
+    return list(demonstrations.accepted)
 
 
 async def test_fine_tuned_model_acts_like_the_expert(small_model: Path, tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ async def test_fine_tuned_model_acts_like_the_expert(small_model: Path, tmp_path
         learner, chains[:2], steps=90, batch_size=2, validation=chains[:2], validate_every=30, on_step=seen.append
     )
     assert steps == seen
-    assert [each.step for each in steps if each.validation is not None] == [30, 60, 90]
+    assert [step.step for step in steps if step.validation is not None] == [30, 60, 90]
     assert steps[-1].validation is not None
     assert steps[-1].validation.accuracy == 1.0
     assert steps[-1].loss < 0.1 < 2 < steps[0].loss
@@ -68,11 +68,11 @@ async def test_fine_tuned_model_acts_like_the_expert(small_model: Path, tmp_path
     AutoTokenizer.from_pretrained(small_model).save_pretrained(tmp_path)
     settings = {"kv_memory": 1 << 24, "dtype": "float32"}
     agent = HFAgent(str(tmp_path), tools=[Lookup.lookup], reward=correct, backend_config=settings)
-    found = await evaluate(agent, rows(2), sampling={"temperature": 0.0, "max_tokens": 60}, max_turns=4)
-    assert (found.reward.mean, found.calls) == (1.0, 2.0)
-    (said,) = await agent.run(rows(1), sampling={"temperature": 0.0, "max_tokens": 60})
+    evaluation = await evaluate(agent, rows(2), sampling={"temperature": 0.0, "max_tokens": 60}, max_turns=4)
+    assert (evaluation.reward.mean, evaluation.calls) == (1.0, 2.0)
+    (chain,) = await agent.run(rows(1), sampling={"temperature": 0.0, "max_tokens": 60})
     await agent.close()
-    assert said.segments[0].tokens.tolist() == chains[0].segments[0].tokens.tolist()
+    assert chain.segments[0].tokens.tolist() == chains[0].segments[0].tokens.tolist()
 
 
 async def test_loss_is_the_negative_log_likelihood_of_the_models_tokens(small_model: Path) -> None:
@@ -85,10 +85,10 @@ async def test_loss_is_the_negative_log_likelihood_of_the_models_tokens(small_mo
         ids, mask = torch.tensor(segment.tokens).long()[None], torch.tensor(segment.mask)
         with torch.no_grad():
             logits = learner.model(ids).logits[0, :-1].float()
-        kept, wanted = logits[mask[1:]], ids[0, 1:][mask[1:]]
-        total += float(torch.nn.functional.cross_entropy(kept, wanted, reduction="sum"))
-        right += int((kept.argmax(-1) == wanted).sum())
-        tokens += len(wanted)
+        kept, targets = logits[mask[1:]], ids[0, 1:][mask[1:]]
+        total += float(torch.nn.functional.cross_entropy(kept, targets, reduction="sum"))
+        right += int((kept.argmax(-1) == targets).sum())
+        tokens += len(targets)
     measured = measure_fit(learner.model, pieces)
     assert measured.tokens == tokens == sum(chain.sampled_tokens for chain in chains)
     assert measured.loss == pytest.approx(total / tokens, rel=1e-5)
@@ -110,20 +110,22 @@ async def test_step_equals_plain_supervised_learning(small_model: Path, reading:
     plain(torch.tensor(segment.tokens).long()[None], labels=labels[None]).loss.backward()
     optimizer = torch.optim.AdamW(plain.parameters(), 1e-3, weight_decay=0.0)
     optimizer.step()
-    for (name, mine), theirs in zip(learner.model.named_parameters(), plain.parameters(), strict=True):
-        moved = (theirs.grad.abs() > 1e-4) if theirs.grad is not None else torch.zeros_like(theirs, dtype=torch.bool)
-        assert torch.allclose(mine[moved], theirs[moved], atol=2e-5), name
+    for (name, weight), expected in zip(learner.model.named_parameters(), plain.parameters(), strict=True):
+        moved = (
+            (expected.grad.abs() > 1e-4) if expected.grad is not None else torch.zeros_like(expected, dtype=torch.bool)
+        )
+        assert torch.allclose(weight[moved], expected[moved], atol=2e-5), name
 
 
 async def test_the_same_seed_gives_the_same_weights(small_model: Path) -> None:
     chains = await shown(small_model, 4)
-    made = []
+    weights = []
     for seed in (0, 0, 1):
         learner = learner_of(small_model)
         train_sft(learner, chains, steps=3, batch_size=2, seed=seed)
-        made.append(torch.cat([each.detach().flatten() for each in learner.model.parameters()]))
-    assert torch.equal(made[0], made[1])
-    assert not torch.equal(made[0], made[2])
+        weights.append(torch.cat([parameter.detach().flatten() for parameter in learner.model.parameters()]))
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
 
 
 async def test_every_demonstration_is_seen_before_one_is_seen_again(small_model: Path) -> None:

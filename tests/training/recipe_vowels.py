@@ -22,8 +22,8 @@ def vowels(trajectory: Any) -> float:
     if os.environ.get("VOWELS_STOP") == str(next(scored)):  # the process that started this one ends in this rollout
         os.kill(os.getppid(), signal.SIGTERM)
         time.sleep(60)
-    said = "".join(message.text for message in trajectory.messages if message.role == "assistant")
-    return sum(letter in "aeiou" for letter in said) / max(len(said), 12)
+    reply = "".join(message.text for message in trajectory.messages if message.role == "assistant")
+    return sum(letter in "aeiou" for letter in reply) / max(len(reply), 12)
 
 
 def agent(**model: Any) -> HFAgent:

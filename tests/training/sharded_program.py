@@ -75,33 +75,35 @@ def given(learner: LocalLearner) -> list[Sample]:
     if takes_images(learner.model):
         segments = make_segments(open_template(Path(learner.model.config.name_or_path)))
         arrays = map(SegmentArrays.from_segment, segments)
-        batch = [sample_of(each, seed, temperature=0.9) for seed, each in enumerate(arrays)]
+        batch = [sample_of(segment, seed, temperature=0.9) for seed, segment in enumerate(arrays)]
     if learner.loss.kl_coef:
-        reference = learner.score_reference([each.segment for each in batch], 0.9)
-        batch = [replace(each, reference_logprobs=own) for each, own in zip(batch, reference, strict=True)]
+        reference = learner.score_reference([sample.segment for sample in batch], 0.9)
+        batch = [
+            replace(sample, reference_logprobs=logprobs) for sample, logprobs in zip(batch, reference, strict=True)
+        ]
     return batch
 
 
 def exercise(learner: LocalLearner, folder: Path, *, brief: bool = False) -> dict[str, Any]:
     """Score, update and save; everything that came of it. brief: score and update once."""
     batch = given(learner)
-    segments = [each.segment for each in batch]
-    found: dict[str, Any] = {"scores": learner.score(segments, 0.9)}
+    segments = [sample.segment for sample in batch]
+    outcome: dict[str, Any] = {"scores": learner.score(segments, 0.9)}
     if learner._teacher is not None:
-        found["scores"] += learner.score_teacher(segments, 0.9)
-    found["metrics"] = [learner.update(batch)]
-    found["logprobs"] = learner.update_logprobs
-    found["metrics"] += [learner.update(batch) for _ in range(0 if brief else 2)]
-    found["gradients"] = learner.gradients  # type: ignore[attr-defined]
+        outcome["scores"] += learner.score_teacher(segments, 0.9)
+    outcome["metrics"] = [learner.update(batch)]
+    outcome["logprobs"] = learner.update_logprobs
+    outcome["metrics"] += [learner.update(batch) for _ in range(0 if brief else 2)]
+    outcome["gradients"] = learner.gradients  # type: ignore[attr-defined]
     if brief:
-        return found
-    found["weights"] = {name: each.clone() for name, each in learner.weights(merged=True)}
-    found["later scores"] = learner.score(segments, 0.9)
+        return outcome
+    outcome["weights"] = {name: weight.clone() for name, weight in learner.weights(merged=True)}
+    outcome["later scores"] = learner.score(segments, 0.9)
     if learner._critic is not None:
-        found["values"] = learner.values(segments)
+        outcome["values"] = learner.values(segments)
         learner.save(folder)
-        found["state"] = learner.state_dict()
-    return found
+        outcome["state"] = learner.state_dict()
+    return outcome
 
 
 def resume(learner: LocalLearner, folder: Path, state: Any) -> dict[str, Any]:
@@ -109,7 +111,7 @@ def resume(learner: LocalLearner, folder: Path, state: Any) -> dict[str, Any]:
     learner.load(folder)
     learner.load_state_dict(*state)
     metrics = learner.update(given(learner))
-    return {"metrics": metrics, "weights": {name: each.clone() for name, each in learner.weights(merged=True)}}
+    return {"metrics": metrics, "weights": {name: weight.clone() for name, weight in learner.weights(merged=True)}}
 
 
 async def sample_with_an_image(learner: ShardedLearner) -> list[Completion]:
@@ -191,8 +193,8 @@ def run_rank(environment: dict[str, str], output: Path, folder: Path, how_to_fai
         results[case] = exercise(learner, folder / f"{case}-sharded", brief=brief)
         if "state" in results[case]:
             results[case]["resumed"] = resume(learner, folder / case, torch.load(folder / f"{case}.pt"))
-        shards = [each.to_local().numel() for each in learner.trainable_weights.values()]  # type: ignore[attr-defined]
-        results[case]["numel"] = sum(shards), sum(each.numel() for each in learner.trainable_weights.values())
+        shards = [weight.to_local().numel() for weight in learner.trainable_weights.values()]  # type: ignore[attr-defined]
+        results[case]["numel"] = sum(shards), sum(weight.numel() for weight in learner.trainable_weights.values())
         if case == "vision":
             results["completions"] = asyncio.run(sample_with_an_image(learner))
         ranks.broadcast(None)

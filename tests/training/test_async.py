@@ -64,8 +64,8 @@ def plan_of(score: Any, small_model: Path, *, eval_tasks: Any = (), **fields: An
 
 @reward
 def vowels(trajectory: Any) -> float:
-    said = "".join(message.text for message in trajectory.messages if message.role == "assistant")
-    return sum(letter in "aeiou" for letter in said) / 12
+    reply = "".join(message.text for message in trajectory.messages if message.role == "assistant")
+    return sum(letter in "aeiou" for letter in reply) / 12
 
 
 def trained_steps(folder: Path) -> list[StepRecord]:
@@ -79,7 +79,7 @@ def ages(record: StepRecord) -> list[float]:
 
 def token_ages(folder: Path, step: int) -> set[int]:
     """Ages of the sampled tokens of a step, from the stored chains."""
-    stored = [each.trajectory for each in RunDirectory(folder).trajectories(step)]
+    stored = [trajectory.trajectory for trajectory in RunDirectory(folder).trajectories(step)]
     versions = [segment.weight_versions[segment.mask] for chain in stored for segment in chain.segments]
     return set((step - 1 - np.concatenate(versions)).tolist())
 
@@ -113,7 +113,7 @@ async def test_no_trained_token_is_older_than_max_staleness(
     if "run_options" not in fields:  # the groups of step 2 are started with those of step 1, before the first update
         assert sum(sum(ages(record)[1:]) for record in records[1:]) > 0
     held_out = RunDirectory(tmp_path / "run").trajectories(4, held_out=True)
-    versions = {span.weight_version for each in held_out for s in each.trajectory.segments for span in s.spans}
+    versions = {span.weight_version for chain in held_out for s in chain.trajectory.segments for span in s.spans}
     assert versions - {None} == {4}
 
 
@@ -140,7 +140,9 @@ def steps_of(folder: Path, number: int) -> list[int]:
     """The steps that trained a task."""
     run = RunDirectory(folder)
     stored = {step: run.trajectories(step) for step in range(1, 7)}
-    return [step for step, each in stored.items() if any(s.trajectory.task.columns["number"] == number for s in each)]
+    return [
+        step for step, chains in stored.items() if any(s.trajectory.task.columns["number"] == number for s in chains)
+    ]
 
 
 async def wait_for_chains(folder: Path, group: int, attempt: int = 0) -> None:
@@ -216,9 +218,9 @@ async def test_tokens_of_one_chain_have_the_probabilities_of_their_own_weights(
     gate = asyncio.Event()
 
     def agent(**model: Any) -> HFAgent:
-        made = WaitingAgent(**model, reward=vowels, on_no_call={"then": "continue", "nudge": "go on", "limit": 3})
-        made.gate = gate
-        return made
+        agent = WaitingAgent(**model, reward=vowels, on_no_call={"then": "continue", "nudge": "go on", "limit": 3})
+        agent.gate = gate
+        return agent
 
     config = plan_of(vowels, small_model, async_training={"max_staleness": 2}, max_turns=2).config
     async with Trainer(TrainPlan(agent, TASKS, config), folder) as trainer:
@@ -227,7 +229,7 @@ async def test_tokens_of_one_chain_have_the_probabilities_of_their_own_weights(
         gate.set()
         await wait_for_chains(folder, 0)
         await trainer.train_step()
-    stored = [each.trajectory for each in RunDirectory(folder).trajectories(2)]
+    stored = [chain.trajectory for chain in RunDirectory(folder).trajectories(2)]
     first = TaskSampler(TASKS, seed=0).task_at(0)
     chains = [chain for chain in stored if chain.task.columns == first.columns]
     assert len(chains) == 4
@@ -242,9 +244,9 @@ async def test_tokens_of_one_chain_have_the_probabilities_of_their_own_weights(
                 scores = model(tokens[None]).logits[0].log_softmax(-1)
             expected = scores[:-1].gather(1, tokens[1:, None])[:, 0].numpy()[segment.mask[1:]]
             sampled = segment.logprobs[segment.mask]
-            own = versions == version
-            assert np.abs(expected - sampled)[own].max() < 1e-3
-            assert np.abs(expected - sampled)[~own].max() > 1e-3  # the other weights give other probabilities
+            is_current = versions == version
+            assert np.abs(expected - sampled)[is_current].max() < 1e-3
+            assert np.abs(expected - sampled)[~is_current].max() > 1e-3  # the other weights give other probabilities
 
 
 async def test_at_most_one_step_is_sampled_ahead(tmp_path: Path, small_model: Path) -> None:
@@ -336,7 +338,7 @@ def test_killed_run_loses_no_finished_chain(tmp_path: Path) -> None:
         repeated = ("reward/mean", "policy/loss", "policy/grad_norm", "policy/staleness")
         assert {name: after[step][name] for name in repeated} == {name: line[name] for name in repeated}
     run = RunDirectory(folder)
-    stored = [each.trajectory for step in range(1, 9) for each in run.trajectories(step)]
+    stored = [trajectory.trajectory for step in range(1, 9) for trajectory in run.trajectories(step)]
     trained = Counter(_tokens(chain.to_json()) for chain in stored)
     discarded = sum(line["staleness/dropped_chains"] + line["staleness/recomputed_chains"] for line in after.values())
     assert (finished - trained).total() <= discarded

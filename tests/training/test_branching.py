@@ -56,12 +56,12 @@ def config(small_model: Path) -> TrainConfig:
 
 
 async def test_engine_computes_the_prefix_once(config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[tuple[int, int]] = []
+    forks: list[tuple[int, int]] = []
     fork = PrefixCache.fork
 
     def watch(self: PrefixCache, tokens: Any) -> Any:
         node, slots = fork(self, tokens)
-        found.append((len(tokens), len(slots)))
+        forks.append((len(tokens), len(slots)))
         return node, slots
 
     monkeypatch.setattr(PrefixCache, "fork", watch)
@@ -69,11 +69,11 @@ async def test_engine_computes_the_prefix_once(config: TrainConfig, monkeypatch:
     result = await branching.run("press", max_turns=3, sampling={"max_tokens": 8}, branching={"turn": 1, "branches": 3})
     await branching.close()
     root, *branches = result
-    assert [each.branch_of for each in branches] == [0, 0]
+    assert [branch.branch_of for branch in branches] == [0, 0]
     spans = root.segments[0].spans
     first_turn = sum(len(span) for span in spans if span.turn == 0)  # with its prompt
     observation = sum(len(span) for span in spans if span.turn == 1 and not span.author.carries_loss)
-    cached = [slots for tokens, slots in found if tokens == first_turn + observation - 1]
+    cached = [slots for tokens, slots in forks if tokens == first_turn + observation - 1]
     assert len(cached) >= 3  # the chain and its two branches ask for the same prompt
     assert min(cached) >= first_turn - 1  # the last token of a turn is computed with the next one
 
@@ -82,11 +82,13 @@ def test_branches_are_trained_and_a_run_resumes_with_the_same_result(tmp_path: P
     tasks = [f"press {number}" for number in range(8)]
     whole = train(agent, tasks, config, run=tmp_path / "whole")
     for stored in (whole.trajectories(1), whole.trajectories(2)):
-        assert [each.trajectory.branch_of for each in stored] == [None, None, 0, 0, 1, 1] * 2
+        assert [chain.trajectory.branch_of for chain in stored] == [None, None, 0, 0, 1, 1] * 2
         for group in (stored[:6], stored[6:]):
             for root in (0, 1):
-                family = [each for each in group if root in (each.trajectory.chain, each.trajectory.branch_of)]
-                values = {turn: [_of_turn(each, turn) for each in family] for turn in range(3)}
+                family = [
+                    episode for episode in group if root in (episode.trajectory.chain, episode.trajectory.branch_of)
+                ]
+                values = {turn: [_of_turn(episode, turn) for episode in family] for turn in range(3)}
                 assert len(set(values[0])) == 1  # all of them have the advantage of the prefix
                 np.testing.assert_allclose([sum(values[1]), sum(values[2])], 0, atol=1e-4)  # compared with each other
     trained = [record.metrics for record in whole.records() if record.metrics]

@@ -34,19 +34,19 @@ def gradients(*, compiled: bool, checkpointing: bool) -> dict[str, torch.Tensor]
     learner._runner._padded = True
     if compiled:
         compile_layers(backbone.model)
-    found: dict[str, torch.Tensor] = {}
+    captured: dict[str, torch.Tensor] = {}
 
     def keep_gradients(update: int) -> float:
-        found.update({name: weight.grad.clone() for name, weight in learner.trainable_weights.items()})  # type: ignore[union-attr]
+        captured.update({name: weight.grad.clone() for name, weight in learner.trainable_weights.items()})  # type: ignore[union-attr]
         return 0.0
 
     learner._optimizer.step = keep_gradients  # type: ignore[method-assign]
     learner.update(samples(9, 17, 30, 12))
-    return found
+    return captured
 
 
 def test_compiled_layers_and_head_give_the_same_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = {each: gradients(compiled=False, checkpointing=each) for each in (False, True)}
+    expected = {flag: gradients(compiled=False, checkpointing=flag) for flag in (False, True)}
     fused: dict[Any, Any] = {}
 
     def fuse(function: Any, device: str) -> Any:
@@ -57,13 +57,13 @@ def test_compiled_layers_and_head_give_the_same_gradients(monkeypatch: pytest.Mo
     counters = torch._dynamo.utils.counters
     counters.clear()
     for checkpointing in (False, True):  # the head, which is the same in both, is compiled once
-        found = gradients(compiled=True, checkpointing=checkpointing)
+        actual = gradients(compiled=True, checkpointing=checkpointing)
         assert counters["stats"]["unique_graphs"] >= 3  # a layer, and the two functions of the head
         assert counters["frames"]["ok"] == counters["frames"]["total"]
         assert not counters["graph_break"]
         assert len(fused) == 2
         for name, gradient in expected[checkpointing].items():
-            difference = (found[name] - gradient).norm() / gradient.norm().clamp_min(1e-12)
+            difference = (actual[name] - gradient).norm() / gradient.norm().clamp_min(1e-12)
             assert difference < 1e-5, (name, checkpointing)
 
 
@@ -74,15 +74,15 @@ def test_compiled_head_with_a_teacher_gives_the_same_gradients(monkeypatch: pyte
     tokens, temperatures = torch.randint(0, 50, (30,)), torch.full((30,), 0.7)
 
     def measure() -> list[torch.Tensor]:
-        inputs = [each.clone().requires_grad_() for each in (hidden, weight)]
+        inputs = [tensor.clone().requires_grad_() for tensor in (hidden, weight)]
         scores = logprobs.score(inputs[0], logprobs.Head(inputs[1]), tokens, temperatures, teacher)
-        return [*scores, *torch.autograd.grad(sum(each.square().sum() for each in scores), inputs)]
+        return [*scores, *torch.autograd.grad(sum(score.square().sum() for score in scores), inputs)]
 
     expected = measure()
     monkeypatch.setattr(logprobs, "_fuse", lambda function, device: torch.compile(function, dynamic=True))
     torch._dynamo.reset()
-    for found, wanted in zip(measure(), expected, strict=True):
-        assert (found - wanted).norm() < 1e-5 * wanted.norm()
+    for actual, reference in zip(measure(), expected, strict=True):
+        assert (actual - reference).norm() < 1e-5 * reference.norm()
 
 
 @pytest.mark.parametrize("lora", [False, True])
@@ -102,6 +102,6 @@ def test_compiled_layer_takes_no_float_as_an_input(lora: bool, monkeypatch: pyte
     compile_layers(model)
     model(input_ids=torch.arange(5, 20).view(3, 5), use_cache=False).logits.sum().backward()
     inputs = [node.meta["val"] for graph in graphs for node in graph.graph.nodes if node.op == "placeholder"]
-    assert any(isinstance(each, torch.Tensor) for each in inputs)
-    assert not [each for each in inputs if isinstance(each, torch.SymFloat)]
-    assert not [each for each in inputs if isinstance(each, torch.Tensor) and each.dim() == 0]
+    assert any(isinstance(value, torch.Tensor) for value in inputs)
+    assert not [value for value in inputs if isinstance(value, torch.SymFloat)]
+    assert not [value for value in inputs if isinstance(value, torch.Tensor) and value.dim() == 0]

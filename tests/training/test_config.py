@@ -233,7 +233,7 @@ def test_the_effective_configuration_is_json() -> None:
     kept = json.loads(json.dumps(TrainConfig(algorithm=GRPO(), sampling=Sampling(max_tokens=8)).to_json()))
     assert kept["algorithm"]["name"] == "GRPO"
     assert kept["sampling"]["max_tokens"] == 8
-    assert set(kept) == {each.name for each in fields(TrainConfig)}
+    assert set(kept) == {field.name for field in fields(TrainConfig)}
 
 
 def test_reading_a_configuration_imports_no_torch() -> None:

@@ -25,19 +25,20 @@ def learner_of(model: Any, **settings: Any) -> LocalLearner:
 
 
 def test_values_are_initially_zero_and_defined_before_sampled_tokens() -> None:
-    learner, given = learner_of(model_of()), samples(*LENGTHS)
-    assert all((each == 0).all() for each in learner.values([each.segment for each in given]))
-    learner.update(given)
-    for value, each in zip(learner.values([each.segment for each in given]), given, strict=True):
-        np.testing.assert_array_equal(value != 0, each.segment.mask)
+    learner, batch = learner_of(model_of()), samples(*LENGTHS)
+    assert all((values == 0).all() for values in learner.values([sample.segment for sample in batch]))
+    learner.update(batch)
+    segments = [member.segment for member in batch]
+    for segment, values in zip(segments, learner.values(segments), strict=True):
+        np.testing.assert_array_equal(values != 0, segment.mask)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "cohere", "gpt2", "opt", "gpt_neo", "bloom", "llama4_text"])
 def test_critic_learns_returns_with_any_model(family: str) -> None:
-    learner, given = learner_of(built(family, {**PACKED, **PLAIN}[family])), samples(*LENGTHS)
-    losses = [learner.update(given)["critic/loss"] for _ in range(25)]
+    learner, batch = learner_of(built(family, {**PACKED, **PLAIN}[family])), samples(*LENGTHS)
+    losses = [learner.update(batch)["critic/loss"] for _ in range(25)]
     assert losses[-1] < losses[0] / 4
-    expected = np.concatenate([each.returns[each.segment.mask] for each in given if each.returns is not None])
+    expected = np.concatenate([sample.returns[sample.segment.mask] for sample in batch if sample.returns is not None])
     assert losses[0] == pytest.approx(float((expected**2).mean() / 2), rel=1e-5)
 
 
@@ -54,32 +55,32 @@ def test_a_value_is_of_the_state_before_the_token() -> None:
 
 
 def test_critic_warmup_updates_the_critic_alone() -> None:
-    model, given = model_of(), samples(*LENGTHS)
+    model, batch = model_of(), samples(*LENGTHS)
     learner = learner_of(model, learning_rate=1e-2, critic_warmup_steps=2)
-    segments = [each.segment for each in given]
-    before = [each.detach().clone() for each in model.parameters()]
+    segments = [sample.segment for sample in batch]
+    before = [parameter.detach().clone() for parameter in model.parameters()]
     for _ in range(2):
-        metrics = learner.update(given)
+        metrics = learner.update(batch)
         assert metrics["critic/grad_norm"] > 0
         assert "policy/grad_norm" not in metrics
     assert all(map(torch.equal, before, model.parameters()))
-    assert any(each.any() for each in learner.values(segments))
+    assert any(values.any() for values in learner.values(segments))
     resumed = learner_of(model, learning_rate=1e-2, critic_warmup_steps=2)
     resumed.load_state_dict(*learner.state_dict())
-    for each in (learner, resumed):
-        assert each.update(given)["policy/grad_norm"] > 0
+    for trained in (learner, resumed):
+        assert trained.update(batch)["policy/grad_norm"] > 0
     assert not all(map(torch.equal, before, model.parameters()))
 
 
 def test_the_policy_is_not_moved_by_the_critic_nor_the_critic_by_the_policy() -> None:
     model = model_of()
-    before = [each.detach().clone() for each in model.parameters()]
+    before = [parameter.detach().clone() for parameter in model.parameters()]
     learner = learner_of(model)
     learner.update(samples(*LENGTHS))
-    assert all(torch.equal(each, was) for each, was in zip(model.parameters(), before, strict=True))
+    assert all(torch.equal(parameter, was) for parameter, was in zip(model.parameters(), before, strict=True))
     other = learner_of(model, learning_rate=1e-2, critic_learning_rate=UNMOVED)
     other.update(samples(*LENGTHS))
-    assert not any(each.any() for each in other.values([piece(20)]))
+    assert not any(values.any() for values in other.values([piece(20)]))
     assert not torch.equal(next(model.parameters()), before[0])
 
 
@@ -97,9 +98,11 @@ def test_critic_shares_the_frozen_weights_of_a_model_with_adapters() -> None:
     model = add_lora(model_of(), 4)
     learner = learner_of(model)
     assert learner._critic is not None
-    mine = {id(each) for each in learner._critic.backbone.model.parameters()}
+    critic_weights = {id(parameter) for parameter in learner._critic.backbone.model.parameters()}
     assert all(
-        (id(each) in mine) != each.requires_grad for name, each in model.named_parameters() if "lm_head" not in name
+        (id(parameter) in critic_weights) != parameter.requires_grad
+        for name, parameter in model.named_parameters()
+        if "lm_head" not in name
     )
     losses = [learner.update(samples(*LENGTHS))["critic/loss"] for _ in range(25)]
     assert losses[-1] < losses[0] / 2

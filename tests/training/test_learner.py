@@ -36,10 +36,10 @@ LENGTHS = (30, 5, 17, 40, 9, 2)
 
 
 def flat(model: Any) -> Tensor:
-    return torch.cat([each.detach().flatten().clone() for each in model.parameters()])
+    return torch.cat([parameter.detach().flatten().clone() for parameter in model.parameters()])
 
 
-def gradient(model: Any, given: list[Sample], **settings: Any) -> Tensor:
+def gradient(model: Any, batch: list[Sample], **settings: Any) -> Tensor:
     """The gradient of an update, which plain descent with a rate of 1 would subtract."""
     caught: list[Tensor] = []
     learner = make_learner(model, **settings)
@@ -47,23 +47,25 @@ def gradient(model: Any, given: list[Sample], **settings: Any) -> Tensor:
 
     def catch(update: int) -> float:
         caught.append(
-            torch.cat([each.grad.flatten() for each in learner.trainable_weights.values() if each.grad is not None])
+            torch.cat(
+                [weight.grad.flatten() for weight in learner.trainable_weights.values() if weight.grad is not None]
+            )
         )
         return step(update)
 
     learner._optimizer.step = catch  # type: ignore[method-assign]
-    learner.update(given)
+    learner.update(batch)
     return caught[0]
 
 
 @pytest.mark.parametrize("mini_batches", [1, 2])
 def test_an_update_records_the_logprobs_before_it(mini_batches: int) -> None:
     learner = make_learner(model_of(), mini_batches=mini_batches)
-    given = [replace(each, name=f"0/{index}#0") for index, each in enumerate(samples(*LENGTHS))]
-    scores = learner.score([each.segment for each in given], 1.0)
-    learner.update(given)
-    for each, score in zip(given, scores, strict=True):
-        np.testing.assert_allclose(learner.update_logprobs[each.name], score[each.segment.mask], atol=1e-5)
+    batch = [replace(sample, name=f"0/{index}#0") for index, sample in enumerate(samples(*LENGTHS))]
+    scores = learner.score([member.segment for member in batch], 1.0)
+    learner.update(batch)
+    for member, score in zip(batch, scores, strict=True):
+        np.testing.assert_allclose(learner.update_logprobs[member.name], score[member.segment.mask], atol=1e-5)
     learner.skip_update()
     assert learner.update_logprobs == {}
 
@@ -74,25 +76,25 @@ def test_an_update_records_the_logprobs_before_it(mini_batches: int) -> None:
 @pytest.mark.parametrize("aggregation", ["token", "sequence", "constant"])
 @pytest.mark.parametrize("loss", [Loss(), Loss("gspo", entropy_coef=0.01), Loss("cispo", kl_coef=0.1), Loss("plain")])
 def test_micro_batches_add_up_to_one_large_batch(loss: Loss, aggregation: str) -> None:
-    given = [replace(each, reference_logprobs=each.segment.logprobs) for each in samples(*LENGTHS)]
+    batch = [replace(sample, reference_logprobs=sample.segment.logprobs) for sample in samples(*LENGTHS)]
     settings = {"loss": loss, "aggregation": aggregation, "constant": 20 if aggregation == "constant" else None}
-    whole = gradient(model_of(), given, **settings)
+    whole = gradient(model_of(), batch, **settings)
     for budget in (1, 45):
-        parts = gradient(model_of(), given, micro_batch_tokens=budget, **settings)
+        parts = gradient(model_of(), batch, micro_batch_tokens=budget, **settings)
         torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-6 * float(whole.abs().max()))
 
 
 def test_gradient_equals_the_formula() -> None:
-    model, given = model_of(), samples(*LENGTHS, temperature=0.8)
-    total, loss = sum(each.num_sampled_tokens for each in given), torch.zeros(())
-    for each in given:
-        logits = model(torch.tensor(each.segment.tokens)[None].long()).logits[0, :-1] / 0.8
-        logs = logits.log_softmax(-1).gather(1, torch.tensor(each.segment.tokens[1:]).long()[:, None])[:, 0]
-        loss = loss - (logs * torch.tensor(each.advantages[1:]) * torch.tensor(each.segment.mask[1:])).sum() / total
+    model, batch = model_of(), samples(*LENGTHS, temperature=0.8)
+    total, loss = sum(member.num_sampled_tokens for member in batch), torch.zeros(())
+    for member in batch:
+        logits = model(torch.tensor(member.segment.tokens)[None].long()).logits[0, :-1] / 0.8
+        logs = logits.log_softmax(-1).gather(1, torch.tensor(member.segment.tokens[1:]).long()[:, None])[:, 0]
+        loss = loss - (logs * torch.tensor(member.advantages[1:]) * torch.tensor(member.segment.mask[1:])).sum() / total
     loss.backward()
-    expected = torch.cat([each.grad.flatten() for each in model.parameters()])
+    expected = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
     model.zero_grad()
-    got = gradient(model, given, loss=Loss("plain"))
+    got = gradient(model, batch, loss=Loss("plain"))
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6 * float(expected.abs().max()))
 
 
@@ -103,39 +105,39 @@ def test_gradient_equals_the_formula() -> None:
 def test_gradient_of_the_divergence_to_a_teacher_equals_the_formula(
     budget: int, aggregation: str, mini_batches: int, lora: bool
 ) -> None:
-    given = samples(*LENGTHS, temperature=0.8)
+    all_samples = samples(*LENGTHS, temperature=0.8)
     model, teacher = model_of(), model_of(seed=1, config=LlamaConfig(**{**CONFIG.to_dict(), "hidden_size": 32}))
     if lora:
         model = add_lora(model, 4, seed=0)
-    batch = list(given)
+    batch = list(all_samples)
     if mini_batches > 1:  # the first step has the first half of the shuffled samples
         Random("0/0").shuffle(batch)
         batch = batch[: len(batch) // 2]
-    total, loss = sum(each.num_sampled_tokens for each in batch), torch.zeros(())
-    for each in batch:
-        tokens = torch.tensor(each.segment.tokens)[None].long()
-        own, target = ((of(tokens).logits[0, :-1] / 0.8).log_softmax(-1) for of in (model, teacher))
-        divergence = (own.exp() * (own - target.detach())).sum(-1)  # [tokens - 1]
-        surrogate = -own.gather(1, tokens[0, 1:, None])[:, 0] * torch.tensor(each.advantages[1:])
-        divisor = total if aggregation == "token" else len(batch) * each.num_sampled_tokens
-        loss = loss + ((surrogate + 0.5 * divergence) * torch.tensor(each.segment.mask[1:])).sum() / divisor
+    total, loss = sum(member.num_sampled_tokens for member in batch), torch.zeros(())
+    for member in batch:
+        tokens = torch.tensor(member.segment.tokens)[None].long()
+        student, target = ((of(tokens).logits[0, :-1] / 0.8).log_softmax(-1) for of in (model, teacher))
+        divergence = (student.exp() * (student - target.detach())).sum(-1)  # [tokens - 1]
+        surrogate = -student.gather(1, tokens[0, 1:, None])[:, 0] * torch.tensor(member.advantages[1:])
+        divisor = total if aggregation == "token" else len(batch) * member.num_sampled_tokens
+        loss = loss + ((surrogate + 0.5 * divergence) * torch.tensor(member.segment.mask[1:])).sum() / divisor
     loss.backward()
-    expected = torch.cat([each.grad.flatten() for each in model.parameters() if each.requires_grad])
+    expected = torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.requires_grad])
     model.zero_grad()
     settings = {"micro_batch_tokens": budget, "mini_batches": mini_batches, "aggregation": aggregation}
-    got = gradient(model, given, loss=Loss("plain", teacher_coef=0.5), teacher=teacher, **settings)
+    got = gradient(model, all_samples, loss=Loss("plain", teacher_coef=0.5), teacher=teacher, **settings)
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
-    assert all(each.grad is None for each in teacher.parameters())
+    assert all(parameter.grad is None for parameter in teacher.parameters())
 
 
 def test_divergence_to_a_teacher_is_measured_and_reaches_zero() -> None:
-    given = [replace(each, advantages=np.zeros_like(each.advantages)) for each in samples(*LENGTHS)]
+    batch = [replace(sample, advantages=np.zeros_like(sample.advantages)) for sample in samples(*LENGTHS)]
     teacher = model_of(seed=1)
     learner = make_learner(model_of(), loss=Loss(teacher_coef=2.0), teacher=teacher)
-    first = learner.update(given)
+    first = learner.update(batch)
     assert first["policy/loss"] == pytest.approx(2 * first["policy/teacher_kl"], rel=1e-5)
     assert first["policy/teacher_kl"] > 0.1
-    same = make_learner(model_of(seed=1), loss=Loss(teacher_coef=2.0), teacher=teacher).update(given)
+    same = make_learner(model_of(seed=1), loss=Loss(teacher_coef=2.0), teacher=teacher).update(batch)
     assert same["policy/teacher_kl"] == pytest.approx(0, abs=1e-6)
     assert same["policy/grad_norm"] == pytest.approx(0, abs=1e-5)
 
@@ -154,9 +156,9 @@ def test_teacher_without_comparable_logits_is_refused() -> None:
 
 
 def test_padded_rows_give_the_same_gradient() -> None:
-    given = samples(*LENGTHS)
-    whole = gradient(built("gpt_neo", PLAIN["gpt_neo"]), given)
-    alone = gradient(built("gpt_neo", PLAIN["gpt_neo"]), given, micro_batch_tokens=1)
+    batch = samples(*LENGTHS)
+    whole = gradient(built("gpt_neo", PLAIN["gpt_neo"]), batch)
+    alone = gradient(built("gpt_neo", PLAIN["gpt_neo"]), batch, micro_batch_tokens=1)
     torch.testing.assert_close(alone, whole, rtol=1e-4, atol=1e-6 * float(whole.abs().max()))
 
 
@@ -199,28 +201,28 @@ def test_other_models_of_the_process_compile_without_graph_breaks() -> None:
 
 
 def test_gradient_checkpointing_gives_the_same_gradient_and_recomputes() -> None:
-    given, calls = samples(*LENGTHS), []
-    plain = gradient(model_of(), given)
+    batch, calls = samples(*LENGTHS), []
+    plain = gradient(model_of(), batch)
     model = model_of()
     model.model.layers[0].mlp.register_forward_pre_hook(lambda *_: calls.append(1))
     learner = make_learner(model)
     calls.clear()
-    learner.update(given)
+    learner.update(batch)
     assert len(calls) == 1
     learner = make_learner(model, gradient_checkpointing=True)
     calls.clear()
-    learner.update(given)
+    learner.update(batch)
     assert len(calls) == 2
-    torch.testing.assert_close(gradient(model_of(), given, gradient_checkpointing=True), plain, rtol=1e-5, atol=1e-8)
+    torch.testing.assert_close(gradient(model_of(), batch, gradient_checkpointing=True), plain, rtol=1e-5, atol=1e-8)
 
 
 def test_dropout_is_off_in_every_mode_of_the_model() -> None:
-    given, results = samples(*LENGTHS), []
+    batch, results = samples(*LENGTHS), []
     for dropout, recompute in ((0.0, False), (0.5, False), (0.5, True)):
         model = built("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32, "dropout": dropout}).train()
-        results.append(gradient(model, given, gradient_checkpointing=recompute))
-    for each in results[1:]:
-        torch.testing.assert_close(each, results[0], rtol=1e-5, atol=1e-7)
+        results.append(gradient(model, batch, gradient_checkpointing=recompute))
+    for result in results[1:]:
+        torch.testing.assert_close(result, results[0], rtol=1e-5, atol=1e-7)
 
 
 # ── the steps ──
@@ -228,13 +230,13 @@ def test_dropout_is_off_in_every_mode_of_the_model() -> None:
 
 def test_update_raises_the_probability_of_good_tokens_and_lowers_that_of_bad_ones() -> None:
     good, bad = (
-        replace(each, advantages=np.where(each.segment.mask, worth, 0).astype(np.float32))
-        for each, worth in ((sample(20, 1), 1.0), (sample(20, 2), -1.0))
+        replace(member, advantages=np.where(member.segment.mask, worth, 0).astype(np.float32))
+        for member, worth in ((sample(20, 1), 1.0), (sample(20, 2), -1.0))
     )
     learner = make_learner(model_of(), learning_rate=1e-3)
-    before = [each.sum() for each in learner.score([good.segment, bad.segment], 1.0)]
+    before = [score.sum() for score in learner.score([good.segment, bad.segment], 1.0)]
     figures = learner.update([good, bad])
-    after = [each.sum() for each in learner.score([good.segment, bad.segment], 1.0)]
+    after = [score.sum() for score in learner.score([good.segment, bad.segment], 1.0)]
     assert after[0] > before[0]
     assert after[1] < before[1]
     assert figures["policy/ratio"] == 1.0
@@ -247,17 +249,17 @@ def test_update_raises_the_probability_of_good_tokens_and_lowers_that_of_bad_one
 
 
 def test_old_policy_is_the_model_before_the_first_step() -> None:
-    given = samples(*LENGTHS)
-    figures = make_learner(model_of(), epochs=3, mini_batches=2).update(given)
+    batch = samples(*LENGTHS)
+    figures = make_learner(model_of(), epochs=3, mini_batches=2).update(batch)
     assert figures["policy/ratio"] != 1.0
     assert figures["policy/clip_fraction"] > 0
-    assert figures["policy/tokens"] == 3 * sum(each.num_sampled_tokens for each in given)
+    assert figures["policy/tokens"] == 3 * sum(member.num_sampled_tokens for member in batch)
     model = model_of()
     learner = make_learner(model, epochs=3, mini_batches=2)
-    old = learner.score([each.segment for each in given], 1.0)
-    learner.update([replace(each, old_logprobs=mine) for each, mine in zip(given, old, strict=True)])
+    old = learner.score([member.segment for member in batch], 1.0)
+    learner.update([replace(member, old_logprobs=logprobs) for member, logprobs in zip(batch, old, strict=True)])
     other = model_of()
-    make_learner(other, epochs=3, mini_batches=2).update(given)
+    make_learner(other, epochs=3, mini_batches=2).update(batch)
     assert torch.equal(flat(model), flat(other))
 
 
@@ -291,7 +293,7 @@ def test_gradients_are_clipped_to_the_maximum_norm() -> None:
 )
 def test_learning_rate_warms_up_and_follows_its_schedule(schedule: Any, rates: list[float]) -> None:
     rate = LRSchedule(2.0, warmup=4, schedule=schedule, total=8)
-    assert [rate.at(update) for update in range(8)] == pytest.approx([2 * each for each in rates])
+    assert [rate.at(update) for update in range(8)] == pytest.approx([2 * rate for rate in rates])
     assert rate.at(100) == pytest.approx(2.0 if schedule == "constant" else 0.0)
 
 
@@ -303,11 +305,11 @@ def test_updates_follow_the_schedule() -> None:
 
 def test_weights_decay_but_vectors_do_not() -> None:
     model = model_of()
-    before = {name: each.detach().clone() for name, each in model.named_parameters()}
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     still = replace(sample(9), advantages=np.zeros(9, np.float32))
     make_learner(model, weight_decay=0.1).update([still])
-    for name, each in model.named_parameters():
-        torch.testing.assert_close(each, before[name] * (0.999 if each.ndim > 1 else 1.0))
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter, before[name] * (0.999 if parameter.ndim > 1 else 1.0))
 
 
 # ── what is wrong ──
@@ -321,19 +323,19 @@ def test_non_finite_advantage_is_reported_and_changes_no_weight(epochs: int) -> 
     with pytest.raises(NonFiniteError, match=r"update 1: the loss is nan: look at the samples 7/0#0; its step had"):
         learner.update([*samples(5, 6), bad])
     assert torch.equal(flat(model), before)
-    assert all(each.grad is None for each in model.parameters())
+    assert all(parameter.grad is None for parameter in model.parameters())
     learner.update(samples(5, 6))
     assert not torch.equal(flat(model), before)
 
 
 def test_non_finite_logits_are_reported_with_the_samples() -> None:
-    model, given = model_of(), samples(9, 12)
-    token = int(given[1].segment.tokens[0])
-    given[0] = replace(given[0], segment=replace(given[0].segment, tokens=np.full(9, (token + 1) % 300, np.int32)))
+    model, batch = model_of(), samples(9, 12)
+    token = int(batch[1].segment.tokens[0])
+    batch[0] = replace(batch[0], segment=replace(batch[0].segment, tokens=np.full(9, (token + 1) % 300, np.int32)))
     with torch.no_grad():
         model.model.embed_tokens.weight[token] = float("nan")
     with pytest.raises(NonFiniteError, match=r"look at the samples 1/0#0; its step had the samples"):
-        make_learner(model).update(given)
+        make_learner(model).update(batch)
 
 
 def test_non_finite_gradient_is_reported_with_the_weight() -> None:
@@ -358,7 +360,7 @@ def test_untrainable_samples_are_rejected() -> None:
         learner.score_reference([piece(5)], 1.0)
     with pytest.raises(ConfigError, match="has no critic"):
         learner.values([piece(5)])
-    assert [each.tolist() for each in learner.score([silent.segment], 1.0)] == [[0.0] * 5]
+    assert [score.tolist() for score in learner.score([silent.segment], 1.0)] == [[0.0] * 5]
 
 
 def test_model_in_low_precision_is_rejected() -> None:
@@ -374,10 +376,10 @@ def test_bfloat16_products_train_float32_weights() -> None:
         with pytest.raises(ConfigError, match="this CPU is slower in it"):
             make_learner(model_of(), precision="bfloat16")
         pytest.skip("this CPU does not multiply bfloat16 well, or dies of it")
-    model, given = model_of().to(device), samples(*LENGTHS)
-    rough, exact = gradient(model_of().to(device), given, precision="bfloat16"), gradient(model, given)
+    model, batch = model_of().to(device), samples(*LENGTHS)
+    rough, exact = gradient(model_of().to(device), batch, precision="bfloat16"), gradient(model, batch)
     assert torch.nn.functional.cosine_similarity(rough, exact, dim=0) > 0.98
-    assert {each.dtype for each in model.parameters()} == {torch.float32}
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
 # ── the reference ──
@@ -397,10 +399,15 @@ def test_divergence_from_the_reference_is_measured_from_the_second_update_on() -
     learner = make_learner(model_of(), reference=True, loss=Loss(kl_coef=0.1))
     figures = []
     for _ in range(2):
-        given = samples(*LENGTHS)
-        said = learner.score_reference([each.segment for each in given], 1.0)
+        batch = samples(*LENGTHS)
+        reference = learner.score_reference([member.segment for member in batch], 1.0)
         figures.append(
-            learner.update([replace(each, reference_logprobs=mine) for each, mine in zip(given, said, strict=True)])
+            learner.update(
+                [
+                    replace(member, reference_logprobs=logprobs)
+                    for member, logprobs in zip(batch, reference, strict=True)
+                ]
+            )
         )
     assert figures[0]["policy/kl"] == pytest.approx(0, abs=1e-6)
     assert figures[1]["policy/kl"] > 1e-4
@@ -418,10 +425,10 @@ def test_adapters_alone_are_trained_and_the_reference_is_the_model_without_them(
     model, pieces = adapted(), [piece(length) for length in LENGTHS]
     base = make_learner(model_of()).score(pieces, 1.0)
     learner = make_learner(model, reference=True)
-    before = {name: each.detach().clone() for name, each in model.named_parameters()}
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     learner.update(samples(*LENGTHS))
-    for name, each in model.named_parameters():
-        assert torch.equal(each, before[name]) == ("lora_" not in name or "lora_A" in name), name
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, before[name]) == ("lora_" not in name or "lora_A" in name), name
     for was, is_, now in zip(base, learner.score_reference(pieces, 1.0), learner.score(pieces, 1.0), strict=True):
         np.testing.assert_allclose(was, is_, atol=1e-6)
         assert np.abs(was - now).max() > 1e-3
@@ -472,7 +479,7 @@ def test_restored_learner_continues_bit_for_bit(tmp_path: Path, critic: bool) ->
         learner.update(samples(*LENGTHS))
     learner.save(tmp_path)
     tensors, values = learner.state_dict()
-    save_file({name: each.clone() for name, each in tensors.items()}, tmp_path / "state")
+    save_file({name: tensor.clone() for name, tensor in tensors.items()}, tmp_path / "state")
     expected = [learner.update(samples(*LENGTHS)) for _ in range(2)]
 
     again = model_of()
@@ -481,9 +488,9 @@ def test_restored_learner_continues_bit_for_bit(tmp_path: Path, critic: bool) ->
     resumed.load_state_dict(load_file(tmp_path / "state"), copy.deepcopy(values))
     got = [resumed.update(samples(*LENGTHS)) for _ in range(2)]
     assert torch.equal(flat(again), flat(model))
-    for mine, theirs in zip(got, expected, strict=True):
-        assert {name: each for name, each in mine.items() if "seconds" not in name} == {
-            name: each for name, each in theirs.items() if "seconds" not in name
+    for actual_step, expected_step in zip(got, expected, strict=True):
+        assert {name: value for name, value in actual_step.items() if "seconds" not in name} == {
+            name: value for name, value in expected_step.items() if "seconds" not in name
         }
     pieces = [piece(20)]
     np.testing.assert_array_equal(resumed.score_reference(pieces, 1.0)[0], learner.score_reference(pieces, 1.0)[0])

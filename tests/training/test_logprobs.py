@@ -24,10 +24,10 @@ PIECES = [piece(length, seed=1) for length in (30, 5, 17, 2)]
 def plain(model: Any, pieces: list[SegmentArrays], temperature: float) -> tuple[Tensor, Tensor]:
     """Log-probabilities and entropies of sampled tokens, sequence by sequence, by the book."""
     out, entropies = [], []
-    for each in pieces:
-        logits = model(torch.tensor(each.tokens)[None].long()).logits[0, :-1].float() / temperature
-        logs = logits.log_softmax(-1)[torch.tensor(each.mask[1:])]
-        out.append(logs.gather(1, torch.tensor(each.tokens[each.mask]).long()[:, None])[:, 0])
+    for segment in pieces:
+        logits = model(torch.tensor(segment.tokens)[None].long()).logits[0, :-1].float() / temperature
+        logs = logits.log_softmax(-1)[torch.tensor(segment.mask[1:])]
+        out.append(logs.gather(1, torch.tensor(segment.tokens[segment.mask]).long()[:, None])[:, 0])
         entropies.append(-(logs.exp() * logs).sum(-1))
     return torch.cat(out), torch.cat(entropies)
 
@@ -35,7 +35,7 @@ def plain(model: Any, pieces: list[SegmentArrays], temperature: float) -> tuple[
 def gradients(model: Any, loss: Tensor) -> Tensor:
     model.zero_grad()
     loss.backward()
-    return torch.cat([each.grad.flatten() for each in model.parameters() if each.grad is not None])
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
 
 
 @pytest.mark.parametrize(
@@ -54,9 +54,11 @@ def test_batched_logprobs_equal_a_plain_forward_pass(family: str, recompute: boo
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(entropies, spread, atol=1e-5, rtol=1e-5)
     pull = torch.randn(2, len(expected), generator=torch.Generator().manual_seed(0))
-    wanted = gradients(model, (pull[0] * expected + pull[1] * spread).sum())
-    mine = gradients(model, (pull[0] * got + pull[1] * entropies).sum())
-    torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-5 * float(wanted.abs().max()))
+    expected_gradients = gradients(model, (pull[0] * expected + pull[1] * spread).sum())
+    actual_gradients = gradients(model, (pull[0] * got + pull[1] * entropies).sum())
+    torch.testing.assert_close(
+        actual_gradients, expected_gradients, rtol=1e-4, atol=1e-5 * float(expected_gradients.abs().max())
+    )
 
 
 @pytest.mark.parametrize(("scale", "softcap", "biased"), [(1.0, None, False), (0.5, None, True), (2.0, 3.0, True)])
@@ -78,17 +80,17 @@ def test_gradient_equals_finite_differences(scale: float, softcap: float | None,
         return torch.stack(score(hidden, head, tokens, heat, teacher))
 
     try:
-        inputs = [each.requires_grad_() for each in (hidden, weight, bias)]
+        inputs = [tensor.requires_grad_() for tensor in (hidden, weight, bias)]
         assert torch.autograd.gradcheck(scored, inputs)
         head = Head(weight, bias if biased else None, scale, softcap)
         expected = torch.stack(score_logits(head.logits(hidden), tokens, heat))
         torch.testing.assert_close(scored(*inputs), expected)
         assert torch.autograd.gradcheck(compared, inputs)
-        own = (head.logits(hidden) / heat.where(heat > 0, 1)[:, None]).log_softmax(-1)
+        student_logprobs = (head.logits(hidden) / heat.where(heat > 0, 1)[:, None]).log_softmax(-1)
         # The teacher's last two rows pad its vocabulary.
-        given = Head(teacher_weight[:7], None, scale, softcap).logits(teacher_hidden)
-        given = (given / heat.where(heat > 0, 1)[:, None]).log_softmax(-1)
-        divergence = (own.exp() * (own - given)).sum(-1)
+        teacher_logprobs = Head(teacher_weight[:7], None, scale, softcap).logits(teacher_hidden)
+        teacher_logprobs = (teacher_logprobs / heat.where(heat > 0, 1)[:, None]).log_softmax(-1)
+        divergence = (student_logprobs.exp() * (student_logprobs - teacher_logprobs)).sum(-1)
         torch.testing.assert_close(compared(*inputs), torch.cat([expected, divergence[None]]))
     finally:
         logprobs.LOGITS["cpu"] = before
@@ -96,9 +98,9 @@ def test_gradient_equals_finite_differences(scale: float, softcap: float | None,
 
 def test_a_temperature_is_respected_sequence_by_sequence() -> None:
     model = model_of()
-    got = Policy(model)(PIECES, [0.5, 1.0, 2.0, 0.0])[0].split([int(each.mask.sum()) for each in PIECES])
-    for each, mine, heat in zip(PIECES, got, (0.5, 1.0, 2.0, 1.0), strict=True):
-        torch.testing.assert_close(mine, plain(model, [each], heat)[0], atol=1e-5, rtol=1e-5)
+    scores = Policy(model)(PIECES, [0.5, 1.0, 2.0, 0.0])[0].split([int(segment.mask.sum()) for segment in PIECES])
+    for segment, segment_scores, heat in zip(PIECES, scores, (0.5, 1.0, 2.0, 1.0), strict=True):
+        torch.testing.assert_close(segment_scores, plain(model, [segment], heat)[0], atol=1e-5, rtol=1e-5)
 
 
 def test_a_head_with_adapters_is_scored_with_them() -> None:
@@ -110,8 +112,10 @@ def test_a_head_with_adapters_is_scored_with_them() -> None:
                 parameter.normal_(std=0.2)
     got, expected = Policy(model)(PIECES, [1.0] * 4)[0], plain(model, PIECES, 1.0)[0]
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
-    wanted, mine = gradients(model, expected.sum()), gradients(model, got.sum())
-    torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-5 * float(wanted.abs().max()))
+    expected_gradients, actual_gradients = gradients(model, expected.sum()), gradients(model, got.sum())
+    torch.testing.assert_close(
+        actual_gradients, expected_gradients, rtol=1e-4, atol=1e-5 * float(expected_gradients.abs().max())
+    )
 
 
 def test_softcapped_head_in_bfloat16_is_plain() -> None:
@@ -144,20 +148,20 @@ class Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = function(*args, **(kwargs or {}))
-        for each in out if isinstance(out, tuple | list) else (out,):
-            if isinstance(each, Tensor):
-                self.numbers = max(self.numbers, each.numel())
+        for tensor in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(tensor, Tensor):
+                self.numbers = max(self.numbers, tensor.numel())
         return out
 
 
 def test_logits_are_computed_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens, width, words = 200, 8, 500
     hidden, weight = torch.randn(tokens, width, requires_grad=True), torch.randn(words, width, requires_grad=True)
-    asked, heat = torch.from_numpy(np.arange(tokens)), torch.ones(tokens)
+    targets, heat = torch.from_numpy(np.arange(tokens)), torch.ones(tokens)
 
     def largest(teacher: tuple[Tensor, Head] | None = None) -> int:
         with Largest() as seen:
-            torch.stack(score(hidden, Head(weight), asked, heat, teacher)).sum().backward()
+            torch.stack(score(hidden, Head(weight), targets, heat, teacher)).sum().backward()
         return seen.numbers
 
     assert largest() == tokens * words

@@ -121,9 +121,9 @@ def test_contents_of_a_run_directory(finished: Path, small_model: Path) -> None:
     assert [record.step for record in records] == [0, 1, 2, 3]
     assert [record.step for record in records if record.eval is not None] == [0, 2, 3]
     stored = directory.trajectories(2)
-    assert [each.trajectory.id for each in stored] == [f"{task}/{chain}" for task in range(3) for chain in range(4)]
-    for each in stored:
-        for segment, advantages in zip(each.trajectory.segments, each.advantages, strict=True):
+    assert [record.trajectory.id for record in stored] == [f"{task}/{chain}" for task in range(3) for chain in range(4)]
+    for record in stored:
+        for segment, advantages in zip(record.trajectory.segments, record.advantages, strict=True):
             assert not advantages[~segment.mask].any()
             assert set(segment.weight_versions[segment.mask]) == {1}
     assert len(directory.trajectories(3, held_out=True)) == 8 * 2  # one sampled and one greedy chain a task
@@ -174,8 +174,8 @@ def test_killed_run_resumes_bit_for_bit(tmp_path: Path, changes: list[str]) -> N
     assert kills == 2
     assert figures(RunDirectory(folder)) == figures(whole)
     weights = [
-        sorted((each / "checkpoints" / "step-000005" / "model").glob("*.safetensors"))[0].read_bytes()
-        for each in (folder, tmp_path / "whole")
+        sorted((path / "checkpoints" / "step-000005" / "model").glob("*.safetensors"))[0].read_bytes()
+        for path in (folder, tmp_path / "whole")
     ]
     assert weights[0] == weights[1]
 
@@ -205,20 +205,20 @@ def test_finished_run_goes_on_with_more_steps(tmp_path: Path) -> None:
     run(tmp_path / "run", "steps=2", "evaluation.every=null")
     resume_run(tmp_path / "run", None, ["steps=3"])
     directory = RunDirectory(tmp_path / "run")
-    assert [each["reward/mean"] for each in figures(directory)[1:]] == [each["reward/mean"] for each in whole[1:]]
+    assert [line["reward/mean"] for line in figures(directory)[1:]] == [line["reward/mean"] for line in whole[1:]]
     assert (directory.config["steps"], directory.config["overrides"]["steps"]) == (3, 3)
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ("optimizer.learning_rate=1", "its steps so far were trained with the first value.*may change steps, gpus"),
         ("steps=1", "has completed 3 steps: steps=1 is fewer"),
         ("optimizer.schedule=linear", "was started with optimizer.schedule='constant'"),
     ],
 )
-def test_resume_refuses_changes_that_are_not_safe(finished: Path, change: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_resume_refuses_changes_that_are_not_safe(finished: Path, change: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         resume_run(finished, None, [change])
 
 
@@ -243,10 +243,10 @@ async def test_cancelled_run_resumes_with_the_same_result(
         await running
     stopped = RunDirectory(tmp_path / "run")
     assert stopped.report.exists()
-    assert [each.step for each in stopped.records()] == ([0, 1] if phase == "rollout" else [0, 1, 2])
+    assert [record.step for record in stopped.records()] == ([0, 1] if phase == "rollout" else [0, 1, 2])
     await Trainer(plan, tmp_path / "run", resume=True).run()
     trained = [
-        [{name: value for name, value in each.items() if not name.startswith("eval/")} for each in figures(run)]
+        [{name: value for name, value in line.items() if not name.startswith("eval/")} for line in figures(run)]
         for run in (RunDirectory(finished), RunDirectory(tmp_path / "run"))
     ]
     assert trained[0] == trained[1]
@@ -268,7 +268,7 @@ async def test_run_cancelled_while_a_step_is_logged_has_a_checkpoint_of_it(
         await running
     stopped = RunDirectory(tmp_path / "run")
     assert stopped.records()[-1].step == 2
-    assert [each.name for each in stopped.checkpoints.iterdir()] == ["step-000002"]
+    assert [path.name for path in stopped.checkpoints.iterdir()] == ["step-000002"]
 
 
 async def test_run_cancelled_in_a_rollout_keeps_the_checkpoint_before_it(
@@ -430,15 +430,15 @@ def test_a_resume_skips_a_damaged_checkpoint_and_a_stray_folder(copied: Path, ca
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ("run_options.context_length=100000", "has 512 positions"),
         ("sampling.max_tokens=513", "has 512 positions"),
         ("model=nowhere", "nowhere"),
     ],
 )
-def test_settings_that_do_not_fit_the_model_are_rejected(tmp_path: Path, change: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_settings_that_do_not_fit_the_model_are_rejected(tmp_path: Path, change: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         run(tmp_path / "run", change)
     assert not (tmp_path / "run").exists()
 
@@ -477,24 +477,24 @@ def test_best_step_always_has_a_checkpoint(tmp_path: Path) -> None:
     )
     held_out = {record.step: record.eval.reward for record in directory.records() if record.eval is not None}
     best = max(held_out, key=lambda step: (held_out[step], -step))
-    kept = {int(each.name[5:]) for each in directory.checkpoints.iterdir()}
+    kept = {int(path.name[5:]) for path in directory.checkpoints.iterdir()}
     assert kept == {5, best} - {0}
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ("segment_reward=last", "every chain is one segment"),
         ("evaluation.chains=3", "there are no eval_tasks"),
         ("evaluation.tasks=3", "there are no eval_tasks"),
     ],
 )
-def test_settings_without_effect_for_agent_or_tasks_are_rejected(tmp_path: Path, change: str, said: str) -> None:
+def test_settings_without_effect_for_agent_or_tasks_are_rejected(tmp_path: Path, change: str, message: str) -> None:
     recipe = tmp_path / "recipe.py"
     recipe.write_text(RECIPE.read_text() + "\neval_tasks = ()\n")
     with pytest.raises(ConfigError, match="would have no effect") as caught:
         train_recipe(Recipe(recipe), ["loggers=[]", "evaluation.every=null", change], tmp_path / "run")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_groups_without_variance_are_skipped_and_counted(tmp_path: Path) -> None:

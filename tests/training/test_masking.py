@@ -29,7 +29,7 @@ def learner_of(model: Any) -> LocalLearner:
     return make_learner(model, loss=Loss(entropy_coef=0.1), learning_rate=1e-3)
 
 
-def pulled(model: Any, given: list[Sample]) -> Tensor:
+def pulled(model: Any, batch: list[Sample]) -> Tensor:
     """The norm of the gradient that each place of the batch gets from the head: [row, place]."""
     caught: list[Tensor] = []
 
@@ -39,69 +39,71 @@ def pulled(model: Any, given: list[Sample]) -> Tensor:
 
     last = model.model.norm if hasattr(model, "model") else model.transformer.ln_f
     last.register_forward_hook(watch)
-    learner_of(model).update(given)
+    learner_of(model).update(batch)
     return caught[0]
 
 
 def test_head_gets_gradient_only_before_sampled_tokens(model: Any) -> None:
-    given = sorted(samples(*LENGTHS), key=lambda each: -len(each.segment.tokens))  # as they lie in the batch
-    got = pulled(model, given)
-    asked = [each.segment.mask[1 : np.flatnonzero(each.segment.mask)[-1] + 1] for each in given]
+    batch = sorted(samples(*LENGTHS), key=lambda sample: -len(sample.segment.tokens))  # as they lie in the batch
+    got = pulled(model, batch)
+    masks = [sample.segment.mask[1 : np.flatnonzero(sample.segment.mask)[-1] + 1] for sample in batch]
     if len(got) == 1:
-        expected = np.concatenate(asked)[None]
+        expected = np.concatenate(masks)[None]
     else:
-        expected = np.stack([np.pad(each, (0, got.shape[1] - len(each))) for each in asked])
+        expected = np.stack([np.pad(row, (0, got.shape[1] - len(row))) for row in masks])
     np.testing.assert_array_equal((got > 0).numpy(), expected)
 
 
 def test_tokens_after_the_last_sampled_one_change_nothing(model: Any) -> None:
-    given = samples(*LENGTHS)
+    batch = samples(*LENGTHS)
     changed = [
         replace(
-            each, segment=replace(each.segment, tokens=np.where(after(each), 7, each.segment.tokens).astype(np.int32))
+            sample,
+            segment=replace(sample.segment, tokens=np.where(after(sample), 7, sample.segment.tokens).astype(np.int32)),
         )
-        for each in given
+        for sample in batch
     ]
-    assert any((one.segment.tokens != other.segment.tokens).any() for one, other in zip(given, changed, strict=True))
-    assert updated(model, given) == updated(model, changed)
+    assert any((one.segment.tokens != other.segment.tokens).any() for one, other in zip(batch, changed, strict=True))
+    assert updated(model, batch) == updated(model, changed)
 
 
-def after(each: Sample) -> np.ndarray[Any, Any]:
-    return np.arange(len(each.segment.tokens)) > np.flatnonzero(each.segment.mask)[-1]
+def after(sample: Sample) -> np.ndarray[Any, Any]:
+    return np.arange(len(sample.segment.tokens)) > np.flatnonzero(sample.segment.mask)[-1]
 
 
-def updated(model: Any, given: list[Sample]) -> dict[str, float]:
-    before = [each.detach().clone() for each in model.parameters()]
-    figures = learner_of(model).update(given)
+def updated(model: Any, batch: list[Sample]) -> dict[str, float]:
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    figures = learner_of(model).update(batch)
     moved = sum(
-        float((each.detach() - was).double().abs().sum()) for each, was in zip(model.parameters(), before, strict=True)
+        float((parameter.detach() - was).double().abs().sum())
+        for parameter, was in zip(model.parameters(), before, strict=True)
     )
     with torch.no_grad():
-        for each, was in zip(model.parameters(), before, strict=True):
-            each.copy_(was)
-    return {"moved": moved, **{name: each for name, each in figures.items() if "seconds" not in name}}
+        for parameter, was in zip(model.parameters(), before, strict=True):
+            parameter.copy_(was)
+    return {"moved": moved, **{name: value for name, value in figures.items() if "seconds" not in name}}
 
 
 def test_values_at_unsampled_tokens_change_nothing(model: Any) -> None:
     """Even where somebody forgot to put 0 there."""
-    given = samples(*LENGTHS)
+    batch = samples(*LENGTHS)
     dirty = [
         replace(
-            each,
-            advantages=np.where(each.segment.mask, each.advantages, np.nan).astype(np.float32),
+            sample,
+            advantages=np.where(sample.segment.mask, sample.advantages, np.nan).astype(np.float32),
             segment=replace(
-                each.segment, logprobs=np.where(each.segment.mask, each.segment.logprobs, -99).astype(np.float32)
+                sample.segment, logprobs=np.where(sample.segment.mask, sample.segment.logprobs, -99).astype(np.float32)
             ),
         )
-        for each in given
+        for sample in batch
     ]
-    assert updated(model, given) == updated(model, dirty)
+    assert updated(model, batch) == updated(model, dirty)
 
 
 def test_no_sequence_sees_another(model: Any) -> None:
-    given = samples(*LENGTHS)
-    alone = learner_of(model).score([given[1].segment], 1.0)[0]
-    other = replace(given[0].segment, tokens=np.full(30, 9, np.int32))
-    for company in ([given[0].segment, given[2].segment], [other, other]):
-        got = learner_of(model).score([company[0], given[1].segment, company[1]], 1.0)[1]
+    batch = samples(*LENGTHS)
+    alone = learner_of(model).score([batch[1].segment], 1.0)[0]
+    other = replace(batch[0].segment, tokens=np.full(30, 9, np.int32))
+    for company in ([batch[0].segment, batch[2].segment], [other, other]):
+        got = learner_of(model).score([company[0], batch[1].segment, company[1]], 1.0)[1]
         np.testing.assert_allclose(got, alone, atol=1e-5)

@@ -22,7 +22,7 @@ LENGTHS = (20, 19, 20, 18, 20, 19, 20, 18)
 
 
 def weights_of(learner: LocalLearner) -> Any:
-    return torch.cat([each.detach().flatten() for each in learner.trainable_weights.values()])
+    return torch.cat([weight.detach().flatten() for weight in learner.trainable_weights.values()])
 
 
 def wrap_policy(learner: LocalLearner, around: Callable[[Any, Any], Any]) -> None:
@@ -44,7 +44,7 @@ def run_out_of_memory(learner: LocalLearner, fails: Callable[[int, int], bool]) 
     def around(forward: Callable[[], Any], inputs: Any) -> Any:
         scores = forward()
         if torch.is_grad_enabled():
-            passes.append(sum(each.num_input_tokens for each in inputs))
+            passes.append(sum(input.num_input_tokens for input in inputs))
             if fails(len(passes), passes[-1]):
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nmore")
         return scores
@@ -57,35 +57,35 @@ def run_out_of_memory(learner: LocalLearner, fails: Callable[[int, int], bool]) 
 
 
 def test_update_is_repeated_with_half_the_micro_batch_and_stays_there() -> None:
-    given = samples(*LENGTHS)
+    batch = samples(*LENGTHS)
     learner = make_learner(model_of(), micro_batch_tokens=80)
     passes = run_out_of_memory(learner, lambda number, tokens: number == 2)  # the first has left its gradient
-    first = learner.update(given)
+    first = learner.update(batch)
     assert first["update/out_of_memory"] == 1
     smaller = first["update/micro_batch_tokens"]
     assert smaller == passes[1] // 2
-    second = learner.update(given)
+    second = learner.update(batch)
     assert max(passes[2:]) <= smaller
     assert second["update/out_of_memory"] == 0
     assert second["update/micro_batch_tokens"] == smaller
 
     from_the_start = make_learner(model_of(), micro_batch_tokens=int(smaller))
     for _ in range(2):
-        from_the_start.update(given)
+        from_the_start.update(batch)
     assert torch.equal(weights_of(learner), weights_of(from_the_start))
 
 
 def test_only_the_failed_optimizer_step_is_repeated() -> None:
-    given = samples(*LENGTHS)
+    batch = samples(*LENGTHS)
     settings: dict[str, Any] = {"epochs": 2, "mini_batches": 2, "critic": True, "micro_batch_tokens": 60}
     plain = make_learner(model_of(), **settings)
-    plain.update(given)
+    plain.update(batch)
     learner = make_learner(model_of(), **settings)
     run_out_of_memory(learner, lambda number, tokens: number == 5)
     steps = []
     step = learner._optimizer.step
     learner._optimizer.step = lambda update: steps.append(1) or step(update)  # type: ignore[method-assign,func-returns-value]
-    assert learner.update(given)["update/out_of_memory"] == 1
+    assert learner.update(batch)["update/out_of_memory"] == 1
     assert len(steps) == 4
     torch.testing.assert_close(weights_of(learner), weights_of(plain), rtol=1e-3, atol=1e-4)
 
@@ -103,21 +103,21 @@ def test_optimizer_that_runs_out_of_memory_is_not_repeated(monkeypatch: pytest.M
     with pytest.raises(torch.OutOfMemoryError):
         learner.update(samples(*LENGTHS))
     assert len(steps) == 1
-    assert sum(passes) == sum(each.segment.num_input_tokens for each in samples(*LENGTHS)), "no pass was repeated"
+    assert sum(passes) == sum(sample.segment.num_input_tokens for sample in samples(*LENGTHS)), "no pass was repeated"
     assert (learner._runner.tokens, learner._runner.retries) == (60, 0)
-    assert all(each.grad is None for each in learner.trainable_weights.values())
+    assert all(weight.grad is None for weight in learner.trainable_weights.values())
 
 
 def test_sample_that_does_not_fit_alone_is_an_error_with_its_length() -> None:
     learner = make_learner(model_of())
     before = weights_of(learner).clone()
-    given = samples(*LENGTHS)
-    longest = max(each.segment.num_input_tokens for each in given)
+    batch = samples(*LENGTHS)
+    longest = max(sample.segment.num_input_tokens for sample in batch)
     run_out_of_memory(learner, lambda number, tokens: tokens >= longest)
     with pytest.raises(ConfigError, match=rf"a sequence of {longest} tokens alone .*20.00 GiB.*gradient_checkpointing"):
-        learner.update(given)
+        learner.update(batch)
     assert torch.equal(weights_of(learner), before)
-    assert all(each.grad is None for each in learner.trainable_weights.values())
+    assert all(weight.grad is None for weight in learner.trainable_weights.values())
 
 
 def test_resumed_learner_keeps_the_smaller_micro_batch() -> None:
@@ -142,13 +142,13 @@ def test_resumed_learner_takes_a_micro_batch_that_was_changed(changed: int) -> N
 def test_cuda_out_of_memory_is_repeated_with_smaller_micro_batches() -> None:
     config = type(CONFIG)(**{**CONFIG.to_dict(), "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8})
     total = torch.cuda.get_device_properties(0).total_memory
-    given = samples(*[400] * 64)
+    batch = samples(*[400] * 64)
     learner = make_learner(model_of(config=config).cuda(), micro_batch_tokens=1 << 20, precision="auto")
-    learner.update(given[:1])
+    learner.update(batch[:1])
     torch.cuda.empty_cache()
     try:
         torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (3 << 29)) / total)
-        metrics = learner.update(given)
+        metrics = learner.update(batch)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert metrics["update/out_of_memory"] >= 1
@@ -158,14 +158,14 @@ def test_cuda_out_of_memory_is_repeated_with_smaller_micro_batches() -> None:
 def test_dry_run_changes_no_later_result(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"reset_peak_memory_stats": None, "memory_allocated": 5, "max_memory_allocated": 7}.items():
         monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)  # there is no GPU to ask
-    given = samples(*LENGTHS, old_logprobs=None)
+    batch = samples(*LENGTHS, old_logprobs=None)
     settings: dict[str, Any] = {"epochs": 2, "critic": True, "micro_batch_tokens": 100, "gradient_checkpointing": True}
     plain, measured = (make_learner(model_of(), **settings) for _ in range(2))
     random = torch.get_rng_state()
     assert measured.measure_update(30) == (2, 90)
     assert torch.equal(torch.get_rng_state(), random)
     for learner in (plain, measured):
-        learner.update(given)
+        learner.update(batch)
     assert torch.equal(weights_of(measured), weights_of(plain))
 
 
@@ -179,7 +179,7 @@ def test_cuda_dry_run_changes_nothing() -> None:
     assert tokens == 256
     assert torch.equal(weights_of(learner), before)
     assert torch.equal(torch.cuda.get_rng_state(), random)
-    assert all(each.grad is None for each in learner.trainable_weights.values())
+    assert all(weight.grad is None for weight in learner.trainable_weights.values())
     assert not learner._optimizer.state_dict()
 
 
@@ -189,13 +189,13 @@ def test_cuda_dry_run_changes_nothing() -> None:
 @contextmanager
 def count_saved_bytes(model: Any) -> Iterator[list[int]]:
     """Bytes of the distinct storages that autograd saves, without the model's weights."""
-    own = {each.untyped_storage().data_ptr() for each in model.parameters()}
+    model_storages = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     alive: dict[int, Any] = {}
     total = [0]
 
     def save(tensor: Any) -> Any:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own and storage.data_ptr() not in alive:
+        if storage.data_ptr() not in model_storages and storage.data_ptr() not in alive:
             alive[storage.data_ptr()] = tensor  # keeps it, so that no other tensor gets its address
             total[0] += storage.nbytes()
         return tensor
@@ -204,16 +204,16 @@ def count_saved_bytes(model: Any) -> Iterator[list[int]]:
         yield total
 
 
-def saved_bytes(given: list[Sample], *, low_precision: bool = False, **settings: Any) -> tuple[int, Any]:
+def saved_bytes(batch: list[Sample], *, low_precision: bool = False, **settings: Any) -> tuple[int, Any]:
     """Bytes that autograd keeps after the forward pass of an update, and the gradient."""
     learner = make_learner(model_of(), **settings)
     learner._runner.low_precision = low_precision
-    found: list[int] = []
+    sizes: list[int] = []
 
     def around(forward: Callable[[], Any], inputs: Any) -> Any:
         with count_saved_bytes(learner.model) as total:
             scores = forward()
-        found.append(total[0])
+        sizes.append(total[0])
         return scores
 
     wrap_policy(learner, around)
@@ -221,20 +221,22 @@ def saved_bytes(given: list[Sample], *, low_precision: bool = False, **settings:
     step = learner._optimizer.step
 
     def catch(update: int) -> float:
-        gradients.extend(each.grad.flatten() for each in learner.trainable_weights.values() if each.grad is not None)
+        gradients.extend(
+            weight.grad.flatten() for weight in learner.trainable_weights.values() if weight.grad is not None
+        )
         return step(update)
 
     learner._optimizer.step = catch  # type: ignore[method-assign]
-    learner.update(given)
-    (saved,) = found
+    learner.update(batch)
+    (saved,) = sizes
     return saved, torch.cat(gradients)
 
 
 @pytest.mark.parametrize("low_precision", [False, True])
 def test_gradient_checkpointing_saves_a_fraction_and_gives_the_same_gradient(low_precision: bool) -> None:
-    given = samples(*[60] * 8)
-    whole, plain = saved_bytes(given, low_precision=low_precision)
-    part, recomputed = saved_bytes(given, low_precision=low_precision, gradient_checkpointing=True)
+    batch = samples(*[60] * 8)
+    whole, plain = saved_bytes(batch, low_precision=low_precision)
+    part, recomputed = saved_bytes(batch, low_precision=low_precision, gradient_checkpointing=True)
     assert part < whole / 4
     torch.testing.assert_close(recomputed, plain, rtol=1e-6, atol=1e-6 * float(plain.abs().max()))
 
@@ -242,9 +244,9 @@ def test_gradient_checkpointing_saves_a_fraction_and_gives_the_same_gradient(low
 @pytest.mark.parametrize("low_precision", [False, True])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_estimated_activations_are_near_those_that_autograd_saves(low_precision: bool, checkpointing: bool) -> None:
-    given = samples(*[60] * 16)
-    tokens = sum(each.segment.num_input_tokens for each in given)
-    measured, _ = saved_bytes(given, low_precision=low_precision, gradient_checkpointing=checkpointing)
+    batch = samples(*[60] * 16)
+    tokens = sum(sample.segment.num_input_tokens for sample in batch)
+    measured, _ = saved_bytes(batch, low_precision=low_precision, gradient_checkpointing=checkpointing)
     size = ModelSize.from_config(CONFIG)
     estimated = activation_bytes(size, tokens, gradient_checkpointing=checkpointing, low_precision=low_precision)
     least = 1.0 if checkpointing else 0.7  # with checkpointing, one layer more in the backward pass
@@ -259,9 +261,11 @@ def test_estimated_activations_are_near_those_that_autograd_saves(low_precision:
 def test_model_size_is_counted_without_weights() -> None:
     size = ModelSize.from_config(CONFIG)
     model = model_of()
-    assert size.parameters == sum(each.numel() for each in model.parameters())
+    assert size.parameters == sum(parameter.numel() for parameter in model.parameters())
     adapted = add_lora(model, 4)
-    assert 4 * size.linear_width == sum(each.numel() for each in adapted.parameters() if each.requires_grad)
+    assert 4 * size.linear_width == sum(
+        parameter.numel() for parameter in adapted.parameters() if parameter.requires_grad
+    )
 
 
 def test_every_architecture_can_be_planned() -> None:
@@ -281,8 +285,8 @@ def test_plan_counts_every_copy_of_the_weights() -> None:
     size = qwen_7b()
     plan = plan_memory(size, TrainConfig(kl={"coef": 0.1}, algorithm="ppo"), 400 * GIB, on_gpu=True)  # type: ignore[arg-type]
     billions = {name: part / size.parameters for name, part in plan.parts.items()}
-    wanted = {"weights": 4, "gradients": 4, "optimizer": 8, "reference": 4, "critic": 16, "engine_weights": 2}
-    assert {name: billions[name] for name in wanted} == wanted
+    bytes_per_weight = {"weights": 4, "gradients": 4, "optimizer": 8, "reference": 4, "critic": 16, "engine_weights": 2}
+    assert {name: billions[name] for name in bytes_per_weight} == bytes_per_weight
     assert plan.left == plan.total - sum(plan.parts.values())
     plan.require_fit()
     sharded = plan_memory(

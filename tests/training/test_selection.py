@@ -20,8 +20,8 @@ def chain(
     segment = Segment()
     segment.append(Author.TASK, [1, 2], turn=0)
     for turn in range(len(per_turn or (0,))):
-        said = Completion((3, 4), (-0.1, -0.2), (0, 0), FinishReason.STOP)
-        segment.append_completion(said, Message("assistant", "x"), turn=turn)
+        completion = Completion((3, 4), (-0.1, -0.2), (0, 0), FinishReason.STOP)
+        segment.append_completion(completion, Message("assistant", "x"), turn=turn)
     turns = (TurnRecord(FinishReason.STOP),) * len(per_turn or (0,))
     score = None if reward is None else Score(reward, per_turn)
     task = Task.of(f"question {group}", str(group))

@@ -43,7 +43,7 @@ def run_ranks(ranks: int, folder: Path, *arguments: str) -> list[int | None]:
     with ExitStack() as stack:
         processes = []
         for rank in range(ranks):
-            environment = {name: str(each) for name, each in (variables | {"RANK": rank, "LOCAL_RANK": rank}).items()}
+            environment = {name: str(value) for name, value in (variables | {"RANK": rank, "LOCAL_RANK": rank}).items()}
             rank_process = fork(run_rank, environment, folder / f"rank-{rank}.txt", folder, *arguments)
             processes.append(stack.enter_context(rank_process))
         for process in processes[:2]:
@@ -57,17 +57,17 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
     folder = tmp_path_factory.mktemp("sharded")
     (folder / "vision-model").mkdir()
     build_vision_model("qwen3_vl", folder / "vision-model")
-    found = {}
+    outcomes = {}
     for case in CASES:
-        found[case] = exercise(build(case, folder), folder / case)
-        torch.save(found[case].get("state"), folder / f"{case}.pt")
-    return folder, found
+        outcomes[case] = exercise(build(case, folder), folder / case)
+        torch.save(outcomes[case].get("state"), folder / f"{case}.pt")
+    return folder, outcomes
 
 
 def relative_difference(one: dict[str, Any], other: dict[str, Any]) -> float:
     """The largest difference of two tensors of the same name, relative to the norm of the second."""
     assert one.keys() == other.keys()
-    return max(float((one[name] - each).norm() / each.norm().clamp(min=1e-12)) for name, each in other.items())
+    return max(float((one[name] - tensor).norm() / tensor.norm().clamp(min=1e-12)) for name, tensor in other.items())
 
 
 def largest_difference(one: list[Any], other: list[Any]) -> float:
@@ -105,14 +105,14 @@ def test_ranks_compute_what_one_process_computes_and_fail_together(
     printed = [(folder / f"rank-{rank}.txt").read_text() for rank in range(ranks)]
     assert codes[:2] == [0, 1 if how == "raise" else -signal.SIGKILL], printed
     assert how == "kill" or "the engine of rank 1 is gone" in printed[1]
-    found = torch.load(folder / "sharded.pt", weights_only=False)
+    outcomes = torch.load(folder / "sharded.pt", weights_only=False)
     for case, one in expected.items():
-        many = found[case]
+        many = outcomes[case]
         differences = {
             "gradients": relative_difference(many["gradients"], one["gradients"]),
             "scores": largest_difference(many["scores"], one["scores"]),
             "scores before the update": max(
-                float(np.abs(many["logprobs"][name] - each).max()) for name, each in one["logprobs"].items()
+                float(np.abs(many["logprobs"][name] - logprobs).max()) for name, logprobs in one["logprobs"].items()
             ),
         }
         assert many["logprobs"].keys() == one["logprobs"].keys()
@@ -120,14 +120,14 @@ def test_ranks_compute_what_one_process_computes_and_fail_together(
             differences["scores after"] = largest_difference(many["later scores"], one["later scores"])
             differences["weights after"] = relative_difference(many["weights"], one["weights"])
         if "values" in many:  # of the critic, whose head starts with zeros
-            assert max(np.abs(each).max() for each in one["values"]) > 0.01
+            assert max(np.abs(values).max() for values in one["values"]) > 0.01
             differences["values after"] = largest_difference(many["values"], one["values"])
-        print(f"{ranks} ranks, {case}:", ", ".join(f"{name} {each:.1e}" for name, each in differences.items()))
+        print(f"{ranks} ranks, {case}:", ", ".join(f"{name} {size:.1e}" for name, size in differences.items()))
         assert len(one["gradients"]) >= 20
         for name, difference in differences.items():
             assert difference < (5e-5 if name.startswith("scores") else 1e-5), name
-        for measured, wanted in zip(many["metrics"], one["metrics"], strict=False):
-            for name, value in wanted.items():
+        for measured, reference in zip(many["metrics"], one["metrics"], strict=False):
+            for name, value in reference.items():
                 if not name.startswith("update/seconds"):
                     assert measured[name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
         held, whole = many["numel"]
@@ -140,12 +140,12 @@ def test_ranks_compute_what_one_process_computes_and_fail_together(
         assert relative_difference(resumed["weights"], many["resumed"]["weights"]) < 1e-5
         for name in ("policy/loss", "policy/grad_norm"):
             assert resumed["metrics"][name] == pytest.approx(many["resumed"]["metrics"][name], rel=1e-3, abs=1e-5)
-    first, *others = found["completions"]  # of an image, by the engine of each rank
+    first, *others = outcomes["completions"]  # of an image, by the engine of each rank
     assert len(others) == ranks - 1
-    assert all(each.token_ids == first.token_ids for each in others)
-    assert all(np.allclose(each.logprobs, first.logprobs, atol=1e-5) for each in others)
-    assert found["not finite"].startswith("update 1: the loss is nan: look at the samples 3/0#0")
-    assert re.match(failure, found["failed"]), found["failed"]
+    assert all(completion.token_ids == first.token_ids for completion in others)
+    assert all(np.allclose(completion.logprobs, first.logprobs, atol=1e-5) for completion in others)
+    assert outcomes["not finite"].startswith("update 1: the loss is nan: look at the samples 3/0#0")
+    assert re.match(failure, outcomes["failed"]), outcomes["failed"]
 
 
 def test_rank_selects_its_gpu_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,8 +21,8 @@ def ids(feed: TaskSampler, count: int) -> list[str]:
 def test_every_pass_has_each_task_once_in_an_order_of_its_own() -> None:
     feed = TaskSampler(TASKS, seed=0)
     passes = [ids(feed, 7) for _ in range(4)]
-    assert all(sorted(each) == [task.id for task in TASKS] for each in passes)
-    assert len({tuple(each) for each in passes}) > 1
+    assert all(sorted(names) == [task.id for task in TASKS] for names in passes)
+    assert len({tuple(names) for names in passes}) > 1
 
 
 def test_the_seed_fixes_the_order() -> None:
@@ -76,10 +76,10 @@ def test_estimates_are_saved_and_restored_exactly(taken: int) -> None:
 
     whole = draw(DifficultySampler(TASKS, 0), range(12))
     first = DifficultySampler(TASKS, 0)
-    begun = draw(first, range(taken))
+    first_tasks = draw(first, range(taken))
     resumed = DifficultySampler(TASKS, 0)
     resumed.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    assert begun + draw(resumed, range(taken, 12)) == whole
+    assert first_tasks + draw(resumed, range(taken, 12)) == whole
 
 
 def test_empty_dataset_is_rejected() -> None:

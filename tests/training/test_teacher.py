@@ -95,8 +95,8 @@ def test_advantages_are_those_of_the_teacher_plus_those_of_the_reward(tmp_path: 
             with torch.no_grad():
                 scores = model(ids[None]).logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0].numpy()
             mask = segment.mask[1:]
-            own = np.asarray(learned[f"{other.trajectory.id}#{number}"])
-            expected = 2 * (scores[mask] - own) + 0.5 * one.advantages[number][1:][mask]
+            student = np.asarray(learned[f"{other.trajectory.id}#{number}"])
+            expected = 2 * (scores[mask] - student) + 0.5 * one.advantages[number][1:][mask]
             np.testing.assert_allclose(other.advantages[number][1:][mask], expected, atol=1e-3)
             compared += mask.sum()
     assert compared > 50
@@ -154,7 +154,7 @@ def serve(server: OpenAIServer, folder: Path) -> None:
             ids = torch.tensor(body["prompt"])
             with torch.no_grad():
                 scores = model(ids[None]).logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0].tolist()
-            entries = [{str(token): {"logprob": each}} for token, each in zip(ids[1:].tolist(), scores, strict=True)]
+            entries = [{str(token): {"logprob": score}} for token, score in zip(ids[1:].tolist(), scores, strict=True)]
             choice["prompt_logprobs"] = [None, *entries]
         return JSONResponse({"choices": [choice]})
 
@@ -193,6 +193,6 @@ def test_server_with_another_vocabulary_or_without_scores_is_refused(
 
 def test_memory_of_a_teacher_is_planned(teacher: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(teacher)
-    expected = sum(each.numel() for each in model.parameters())
+    expected = sum(parameter.numel() for parameter in model.parameters())
     assert count_teacher(TrainConfig(teacher={"model": str(teacher)})) == expected  # type: ignore[arg-type]
     assert count_teacher(TrainConfig()) == 0

@@ -41,7 +41,9 @@ def test_gradients_equal_a_naive_implementation(folder: Path, packed: bool, monk
     segments = make_segments(template)
     naive = [score_with_pixels(model, template, segment) for segment in segments]
     torch.cat(naive).sum().backward()
-    wanted = {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+    expected = {
+        name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None
+    }
     model.zero_grad()
     if not packed:
         monkeypatch.setattr("agentfly.training.model.supports_packing", lambda _: False)
@@ -50,13 +52,13 @@ def test_gradients_equal_a_naive_implementation(folder: Path, packed: bool, monk
     scores = policy([SegmentArrays.from_segment(segment) for segment in segments], [1.0] * len(segments))[0]
     assert torch.allclose(scores, torch.cat(naive), atol=1e-5)
     scores.sum().backward()
-    tower = {id(each) for each in tower_parameters(model)}
+    tower = {id(weight) for weight in tower_parameters(model)}
     compared = 0
     for name, parameter in model.named_parameters():
-        if name in wanted:
-            scale = float(wanted[name].abs().max()) + 1e-3
+        if name in expected:
+            scale = float(expected[name].abs().max()) + 1e-3
             assert parameter.grad is not None, name
-            assert float((parameter.grad - wanted[name]).abs().max()) < 1e-3 * scale, name
+            assert float((parameter.grad - expected[name]).abs().max()) < 1e-3 * scale, name
             compared += id(parameter) in tower
     assert compared  # the tower's gradients, too
 
@@ -67,7 +69,7 @@ def test_tower_is_frozen_by_default_and_trained_on_request(folder: Path) -> None
         learner = make_learner(
             model, learning_rate=1e-3, precision="auto", train_tower=train_tower, micro_batch_tokens=150
         )
-        before = [each.detach().clone() for each in tower_parameters(model)]
+        before = [weight.detach().clone() for weight in tower_parameters(model)]
         samples = []
         for segment in make_segments(template):
             arrays = SegmentArrays.from_segment(segment)
@@ -83,7 +85,7 @@ def test_tower_is_frozen_by_default_and_trained_on_request(folder: Path) -> None
 def test_adapters_are_added_to_the_language_model_only(folder: Path) -> None:
     model, template = load(folder)
     adapted = add_lora(model, 2)
-    names = [name for name, each in adapted.named_parameters() if each.requires_grad]
+    names = [name for name, parameter in adapted.named_parameters() if parameter.requires_grad]
     assert names
     assert not any("visual" in name or "vision" in name for name in names)
     segments = [SegmentArrays.from_segment(segment) for segment in make_segments(template)]
@@ -119,17 +121,19 @@ def test_critic_and_reference_share_the_frozen_tower_and_its_features(folder: Pa
         assert learner._critic is not None
         assert learner._reference is not None
         for scores in (learner.score(segments, 1.0), learner.score_reference(segments, 1.0), learner.values(segments)):
-            assert all(np.isfinite(each).all() for each in scores)
+            assert all(np.isfinite(score).all() for score in scores)
         cache = learner._reference.backbone._features
-        distinct = {image.url for each in segments for image in each.images}
+        distinct = {image.url for segment in segments for image in segment.images}
         assert cache.computed == len(distinct)
         backbones = (learner._policy.backbone, learner._reference.backbone, learner._critic.backbone)
-        weights = {each.data_ptr(): each for backbone in backbones for each in backbone.model.parameters()}
+        weights = {
+            parameter.data_ptr(): parameter for backbone in backbones for parameter in backbone.model.parameters()
+        }
         config = TrainConfig(algorithm="ppo", kl={"coef": 0.1}, vision={"train_tower": train_tower})
         plan = plan_memory(ModelSize.from_config(model.config), config, 1 << 40, on_gpu=False)
         # Of the critic's 16 bytes per weight, 12 are gradient and optimizer. Its head is smaller than the policy's.
         planned = plan.parts["weights"] + plan.parts["reference"] + plan.parts["critic"] // 4
-        held = sum(each.nbytes for each in weights.values())
+        held = sum(weight.nbytes for weight in weights.values())
         assert planned - 4 * model.get_output_embeddings().weight.numel() <= held <= planned + 4096
         assert plan.parts["image_features"] == 2 * FEATURE_BYTES
 
@@ -137,10 +141,12 @@ def test_critic_and_reference_share_the_frozen_tower_and_its_features(folder: Pa
 def test_memory_plan_counts_the_tower(folder: Path) -> None:
     model, _ = load(folder)
     size = ModelSize.from_config(model.config)
-    tower = sum(each.numel() for each in tower_parameters(model))
+    tower = sum(weight.numel() for weight in tower_parameters(model))
     assert size.tower == tower > 0
-    assert size.parameters + size.tower == sum(each.numel() for each in model.parameters())
-    adapters = sum(each.numel() for each in add_lora(load(folder)[0], 2).parameters() if each.requires_grad)
+    assert size.parameters + size.tower == sum(parameter.numel() for parameter in model.parameters())
+    adapters = sum(
+        parameter.numel() for parameter in add_lora(load(folder)[0], 2).parameters() if parameter.requires_grad
+    )
     assert 2 * size.linear_width == adapters
     frozen = plan_memory(size, TrainConfig(), 1 << 40, on_gpu=False)
     trained = plan_memory(size, TrainConfig(vision={"train_tower": True}), 1 << 40, on_gpu=False)

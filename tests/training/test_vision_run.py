@@ -40,8 +40,8 @@ def look() -> dict[str, Any]:
 @reward
 def vowels(trajectory: Any) -> float:
     """The share of vowels in everything the model wrote."""
-    said = "".join(message.text for message in trajectory.messages if message.role == "assistant")
-    return sum(letter in "aeiou" for letter in said) / max(len(said), 12)
+    reply = "".join(message.text for message in trajectory.messages if message.role == "assistant")
+    return sum(letter in "aeiou" for letter in reply) / max(len(reply), 12)
 
 
 class LookingAgent(HFAgent):
@@ -56,8 +56,8 @@ def make_agent(**settings: Any) -> LookingAgent:
 
 
 def ask(number: int, images: int = 1) -> Task:
-    shown = [picture(56, 56, seed=number + 10 * each) for each in range(images)]
-    return Task((Message("user", ("What is it? ", *shown)),), {}, f"task{number}")
+    pictures = [picture(56, 56, seed=number + 10 * index) for index in range(images)]
+    return Task((Message("user", ("What is it? ", *pictures)),), {}, f"task{number}")
 
 
 @pytest.mark.parametrize(
@@ -130,13 +130,13 @@ def test_sft_learns_from_images(model: str, train_tower: bool) -> None:
     agent = make_agent(model_name_or_path=model, backend="scripted", backend_config={"script": "unused"})
     chains = []
     for number in range(4):
-        asked = ask(number).messages[0]
+        question = ask(number).messages[0]
         seen = Message("user", ("Look. ", picture(90, 60, seed=20 + number)))
-        rows = (asked, Message("assistant", "It"), seen, Message("assistant", f" is {number}"))
+        rows = (question, Message("assistant", "It"), seen, Message("assistant", f" is {number}"))
         chains.append(record_conversation(agent, Task(rows, {}, str(number))))
     assert [len(chain.segments[0].image_positions) for chain in chains] == [10] * 4
     learner = build_sft_learner(model, steps=20, learning_rate=3e-3, train_tower=train_tower)
-    before = [each.detach().clone() for each in tower_parameters(learner.model)]
+    before = [weight.detach().clone() for weight in tower_parameters(learner.model)]
     steps = train_sft(learner, chains, steps=20, batch_size=4, prompt_loss_weight=0.1)
     assert steps[-1].loss < 0.7 * steps[0].loss
     same = [torch.equal(old, new) for old, new in zip(before, tower_parameters(learner.model), strict=True)]

@@ -34,15 +34,15 @@ def adapted() -> Any:
 @pytest.fixture
 async def backend_on() -> AsyncIterator[Callable[[Any], EngineBackend]]:
     """Makes backends that are closed after the test."""
-    made: list[EngineBackend] = []
+    backends: list[EngineBackend] = []
 
     def make(model: Any) -> EngineBackend:
-        made.append(backend_of(model))
-        return made[-1]
+        backends.append(backend_of(model))
+        return backends[-1]
 
     yield make
-    for each in made:
-        await each.close()
+    for backend in backends:
+        await backend.close()
 
 
 BackendOn = Callable[[Any], EngineBackend]
@@ -93,20 +93,20 @@ async def test_another_model_object_gets_all_weights(backend_on: BackendOn) -> N
     )
 
 
-@pytest.mark.parametrize("theirs", ["the same object", "with adapters", "without"])
-async def test_adapters_reach_the_backend(backend_on: BackendOn, theirs: str) -> None:
+@pytest.mark.parametrize("engine_model", ["the same object", "with adapters", "without"])
+async def test_adapters_reach_the_backend(backend_on: BackendOn, engine_model: str) -> None:
     model = adapted()
-    where = {"the same object": model, "with adapters": copy.deepcopy(model), "without": model_of()}[theirs]
+    where = {"the same object": model, "with adapters": copy.deepcopy(model), "without": model_of()}[engine_model]
     backend, learner = backend_on(where), make_learner(model)
     canary = Canary(learner, backend)
     learner.update(samples(20, 9))
     learner.update(samples(20, 9))
     sent = dict(weights_for(learner, backend))
-    if theirs == "without":
+    if engine_model == "without":
         assert "model.layers.0.self_attn.q_proj.weight" in sent
         assert not any("norm" in name or "lora" in name for name in sent)
     else:
-        assert (len(sent) > 0) == (theirs == "with adapters")
+        assert (len(sent) > 0) == (engine_model == "with adapters")
         assert all("lora_" in name for name in sent)
     assert (await sync_weights(learner, backend, 1, canary) or 0) < 1e-4
 
@@ -153,12 +153,12 @@ async def test_merged_weights_are_made_one_at_a_time(backend_on: BackendOn) -> N
 # ── what is noticed ──
 
 
-async def notice(learner: LocalLearner, backend: Backend, said: str) -> None:
+async def notice(learner: LocalLearner, backend: Backend, message: str) -> None:
     """What the backend has is published, then a step is done that does not get there."""
     canary = Canary(learner, backend)
     await sync_weights(learner, backend, 0, canary)
     learner.update(samples(20, 9))
-    with pytest.raises(WeightSyncError, match=said):
+    with pytest.raises(WeightSyncError, match=message):
         await sync_weights(learner, backend, 1, canary)
 
 
@@ -230,7 +230,7 @@ class Rounding(Lossy):
 
     async def generate(self, request: Request) -> Completion:
         completion = await super().generate(request)
-        return replace(completion, logprobs=tuple(each - self.error for each in completion.logprobs))
+        return replace(completion, logprobs=tuple(logprob - self.error for logprob in completion.logprobs))
 
 
 async def test_rounding_may_grow_slowly_but_not_jump(backend_on: BackendOn) -> None:

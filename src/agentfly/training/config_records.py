@@ -247,8 +247,8 @@ NESTED_NAMES = {
     "keep": "checkpoint.keep", "eval_every": "evaluation.every", "eval_chains": "evaluation.chains",
     "eval_tasks": "evaluation.tasks", "distillation": "teacher.model", "max_staleness": "async_training.max_staleness",
     "on_stale": "async_training.on_stale",
-    **{field.name: f"optimizer.{each.name}" for field in fields(OptimizerConfig)},
-    **{field.name: f"sampling.{each.name}" for field in fields(Sampling)},
+    **{field.name: f"optimizer.{field.name}" for field in fields(OptimizerConfig)},
+    **{field.name: f"sampling.{field.name}" for field in fields(Sampling)},
 }  # fmt: skip
 """Flat names that users try → the fields they mean, for error messages."""
 
