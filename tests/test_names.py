@@ -12,9 +12,9 @@ VAGUE = {
 }
 LIMIT = 1.0
 """Vague names per 1,000 lines."""
-PENDING = {"backends", "gateway", "integrations", "models", "templates"}
+PENDING = {"backends", "gateway", "integrations", "templates"}
 """Packages, and the folders of their tests, that still have more."""
-PENDING_TESTS = PENDING | {"algorithms", "evaluation", "runs", "agents", "tooling", "verl"}
+PENDING_TESTS = PENDING | {"agents", "tooling", "verl"}
 NOT_OURS = {"__pycache__", "thirdparty"}
 """Folders that hold no code of the project; `thirdparty` has packages as users write them."""
 

@@ -20,13 +20,13 @@ def trajectory(
     reward: float | Sequence[float] = 0.0,
     *,
     segments: Sequence[int] | None = None,
-    shown: Mapping[int, Sequence[int]] | None = None,
+    observations: Mapping[int, Sequence[int]] | None = None,
     states: Mapping[int, Any] | None = None,
     **fields: Any,
 ) -> Trajectory:
     """A chain that sampled so many tokens in each turn, with two tokens of a tool's between turns.
 
-    `segments` says in which segment each turn is; `shown` and `states` what a turn's tool answered.
+    `segments` says in which segment each turn is; `observations` and `states` what a turn's tool answered.
     """
     where = list(segments or [0] * len(lengths))
     built = [Segment() for _ in range(max(where, default=0) + 1)]
@@ -35,7 +35,7 @@ def trajectory(
     for turn, (length, at) in enumerate(zip(lengths, where, strict=True)):
         finish = FinishReason.STOP if length else FinishReason.ABORTED
         built[at].append_completion(Completion([7] * length, [-0.5] * length, [0] * length, finish), _SAID, turn=turn)
-        built[at].append(Author.TOOL, (shown or {}).get(turn, [turn, 9]), turn=turn + 1)
+        built[at].append(Author.TOOL, (observations or {}).get(turn, [turn, 9]), turn=turn + 1)
     info = {turn: {"state": state} for turn, state in (states or {}).items()}
     turns = tuple(
         TurnRecord(FinishReason.STOP, (CallRecord("look", CallStatus.OK, info=info.get(t, {})),))
@@ -59,27 +59,27 @@ def episode(
     **more: Any,
 ) -> Episode:
     """The same as an episode; values and penalties are given for the sampled tokens in a row."""
-    made = Episode.from_trajectory(trajectory(lengths, reward, **more), rule)
+    plain = Episode.from_trajectory(trajectory(lengths, reward, **more), rule)
     numbers = {"values": values, "penalties": penalties}
     return replace(
-        made, **{k: made.scatter_sampled_tokens(np.array(v, float)) for k, v in numbers.items() if v is not None}
+        plain, **{k: plain.scatter_sampled_tokens(np.array(v, float)) for k, v in numbers.items() if v is not None}
     )
 
 
 def advantages(algorithm: Algorithm, *groups: Sequence[Episode], greedy: Episode | None = None) -> list[list[Array]]:
     """The advantages of the sampled tokens of each episode, in a row; those of all others are 0, or it is an error."""
-    given = [Group(tuple(group), greedy) for group in groups]
-    credits = algorithm.compute_advantages(given)
+    built_groups = [Group(tuple(group), greedy) for group in groups]
+    credits = algorithm.compute_advantages(built_groups)
     return [
-        [_checked(each, credit) for each, credit in zip(group.episodes, of_group, strict=True)]
-        for group, of_group in zip(given, credits, strict=True)
+        [_checked(episode, credit) for episode, credit in zip(group.episodes, of_group, strict=True)]
+        for group, of_group in zip(built_groups, credits, strict=True)
     ]
 
 
-def _checked(each: Episode, credit: Episode) -> Array:
+def _checked(original: Episode, credit: Episode) -> Array:
     for numbers in (credit.advantages, credit.returns or ()):
-        for number, piece in zip(numbers, each.segments, strict=False):
+        for number, piece in zip(numbers, original.segments, strict=False):
             assert number.dtype == np.float32
             assert not number[~piece.mask].any()
-    assert len(credit.advantages) == len(each.segments)
-    return each.gather_sampled_tokens(credit.advantages)
+    assert len(credit.advantages) == len(original.segments)
+    return original.gather_sampled_tokens(credit.advantages)

@@ -54,8 +54,8 @@ def fetch(name: str) -> str | None:
         except subprocess.TimeoutExpired:
             return f"pip took more than {TIMEOUT_S} s"
         except subprocess.CalledProcessError as error:
-            said = [line for line in error.stderr.decode(errors="replace").splitlines() if line.startswith("ERROR")]
-            return (said or ["pip failed"])[0][:160]
+            errors = [line for line in error.stderr.decode(errors="replace").splitlines() if line.startswith("ERROR")]
+            return (errors or ["pip failed"])[0][:160]
         (filled / "source.txt").write_text(_source(name))
         if not is_there(name):  # another run may have been quicker, and tests may read its files
             shutil.rmtree(CACHE / name, ignore_errors=True)

@@ -17,23 +17,23 @@ from tests.algorithms.chains import episode, trajectory
 
 def test_chain_is_converted_to_arrays() -> None:
     """P + A0 + E0 in the first segment, H + A1 + E1 in the second."""
-    made = Episode.from_trajectory(trajectory([2, 1], [0.5, 1.0], segments=[0, 1]))
-    assert [piece.mask.astype(int).tolist() for piece in made.segments] == [[0, 0, 0, 1, 1, 0, 0], [0, 0, 0, 1, 0, 0]]
-    assert [piece.turns.tolist() for piece in made.segments] == [[0] * 5 + [1] * 2, [1] * 4 + [2] * 2]
-    assert made.segments[0].logprobs.tolist() == [0, 0, 0, -0.5, -0.5, 0, 0]
-    assert made.segments[0].weight_versions.tolist() == [-1, -1, -1, 0, 0, -1, -1]
-    assert made.rewards.tolist() == [0.5, 1.0]
-    assert made.total_reward == 1.5
-    assert made.turn_index.tolist() == [0, 0, 1]
-    assert made.segment_index.tolist() == [0, 0, 1]
+    chain = Episode.from_trajectory(trajectory([2, 1], [0.5, 1.0], segments=[0, 1]))
+    assert [piece.mask.astype(int).tolist() for piece in chain.segments] == [[0, 0, 0, 1, 1, 0, 0], [0, 0, 0, 1, 0, 0]]
+    assert [piece.turns.tolist() for piece in chain.segments] == [[0] * 5 + [1] * 2, [1] * 4 + [2] * 2]
+    assert chain.segments[0].logprobs.tolist() == [0, 0, 0, -0.5, -0.5, 0, 0]
+    assert chain.segments[0].weight_versions.tolist() == [-1, -1, -1, 0, 0, -1, -1]
+    assert chain.rewards.tolist() == [0.5, 1.0]
+    assert chain.total_reward == 1.5
+    assert chain.turn_index.tolist() == [0, 0, 1]
+    assert chain.segment_index.tolist() == [0, 0, 1]
 
 
 def test_token_values_are_placed_on_sampled_tokens_and_0_elsewhere() -> None:
-    made = episode([2, 0, 1], 1.0, segments=[0, 1, 2])
-    rows = made.scatter_sampled_tokens(np.array([1.0, 2.0, 3.0]))
+    chain = episode([2, 0, 1], 1.0, segments=[0, 1, 2])
+    rows = chain.scatter_sampled_tokens(np.array([1.0, 2.0, 3.0]))
     assert [row.tolist() for row in rows] == [[0, 0, 0, 1, 2, 0, 0], [0] * 5, [0, 0, 0, 3, 0, 0]]
-    assert made.gather_sampled_tokens(rows).tolist() == [1, 2, 3]
-    assert made.segment_index.tolist() == [0, 0, 1]
+    assert chain.gather_sampled_tokens(rows).tolist() == [1, 2, 3]
+    assert chain.segment_index.tolist() == [0, 0, 1]
 
 
 @pytest.mark.parametrize("reward", [3.0, [0.0, 0.0, 3.0]])
@@ -49,9 +49,9 @@ def test_zeroed_chain_has_reward_zero() -> None:
 
 def test_a_chain_without_turns_or_segments() -> None:
     bare = replace(trajectory([], 1.0), segments=())
-    made = Episode.from_trajectory(bare)
-    assert (made.segments, made.rewards.tolist(), made.scatter_sampled_tokens(np.zeros(0))) == ((), [1.0], ())
-    assert len(made.turn_index) == len(made.segment_index) == 0
+    chain = Episode.from_trajectory(bare)
+    assert (chain.segments, chain.rewards.tolist(), chain.scatter_sampled_tokens(np.zeros(0))) == ((), [1.0], ())
+    assert len(chain.turn_index) == len(chain.segment_index) == 0
 
 
 @pytest.mark.parametrize("treatment", [TrainingTreatment.MASK, TrainingTreatment.DROP_GROUP])
@@ -75,7 +75,7 @@ def test_chain_without_token_ids_is_rejected() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         (
             {"rewards": np.array([np.nan, 0], np.float32)},
@@ -88,16 +88,16 @@ def test_chain_without_token_ids_is_rejected() -> None:
         ({"values": (np.full(9, np.nan, np.float32),)}, "`values` that are not finite"),
     ],
 )
-def test_impossible_numbers_are_rejected(changes: dict[str, Any], said: str) -> None:
-    made = Episode.from_trajectory(trajectory([1, 1], 1.0))
-    with pytest.raises(RecordError, match=said):
-        replace(made, **changes)
+def test_impossible_numbers_are_rejected(changes: dict[str, Any], message: str) -> None:
+    chain = Episode.from_trajectory(trajectory([1, 1], 1.0))
+    with pytest.raises(RecordError, match=message):
+        replace(chain, **changes)
 
 
 def test_critic_values_of_other_tokens_are_ignored() -> None:
-    made = Episode.from_trajectory(trajectory([1, 1], 1.0))
-    values = np.where(made.segments[0].mask, 1.0, np.nan).astype(np.float32)
-    assert replace(made, values=(values,)).values is not None
+    chain = Episode.from_trajectory(trajectory([1, 1], 1.0))
+    values = np.where(chain.segments[0].mask, 1.0, np.nan).astype(np.float32)
+    assert replace(chain, values=(values,)).values is not None
 
 
 def test_unknown_segment_reward_is_rejected() -> None:

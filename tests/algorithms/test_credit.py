@@ -56,55 +56,55 @@ groups = st.lists(episodes(), min_size=1, max_size=4)
 # ── slow references ──
 
 
-def slow_rewards(each: Episode) -> list[float]:
+def slow_rewards(chain: Episode) -> list[float]:
     """What each turn earned, its penalties paid, shared by the segment rule."""
-    segment = slow_segments(each)
-    out = [float(r) / (1 + segment[k] if each.segment_reward == "uniform" else 1) for k, r in enumerate(each.rewards)]
-    for number, piece in enumerate(each.segments):
+    segment = slow_segments(chain)
+    out = [float(r) / (1 + segment[k] if chain.segment_reward == "uniform" else 1) for k, r in enumerate(chain.rewards)]
+    for number, piece in enumerate(chain.segments):
         for at in range(len(piece.mask)):
-            if piece.mask[at] and each.penalties is not None:
-                out[piece.turns[at]] -= float(each.penalties[number][at])
+            if piece.mask[at] and chain.penalties is not None:
+                out[piece.turns[at]] -= float(chain.penalties[number][at])
     return out
 
 
-def slow_segments(each: Episode) -> list[int]:
+def slow_segments(chain: Episode) -> list[int]:
     """The segment of each turn, counting those with tokens."""
-    used = [number for number, piece in enumerate(each.segments) if piece.mask.any()]
+    used = [number for number, piece in enumerate(chain.segments) if piece.mask.any()]
     out, now = [], 0
-    for turn in range(len(each.rewards)):
+    for turn in range(len(chain.rewards)):
         for rank, number in enumerate(used):
-            if turn in each.segments[number].turns[each.segments[number].mask]:
+            if turn in chain.segments[number].turns[chain.segments[number].mask]:
                 now = rank
         out.append(now)
     return out
 
 
-def slow_return(each: Episode, turn: int, gamma: float = 1.0) -> float:
+def slow_return(chain: Episode, turn: int, gamma: float = 1.0) -> float:
     """What came at the turn or after, as much of it as the rule lets through."""
-    rewards, segment = slow_rewards(each), slow_segments(each)
-    through = {"broadcast": 1.0, "uniform": 1.0, "last": 0.0, "geometric": SEGMENT_DECAY}[each.segment_reward]
+    rewards, segment = slow_rewards(chain), slow_segments(chain)
+    through = {"broadcast": 1.0, "uniform": 1.0, "last": 0.0, "geometric": SEGMENT_DECAY}[chain.segment_reward]
     total = 0.0
     for later in range(turn, len(rewards)):
         total += rewards[later] * gamma ** (later - turn) * through ** (segment[later] - segment[turn])
     return total
 
 
-def slow_compared(group: Sequence[Episode], own: int, turn: int) -> tuple[float, list[float]]:
-    returns = [slow_return(each, min(turn, len(each.rewards) - 1)) for each in group]
-    return returns[own], returns
+def slow_compared(group: Sequence[Episode], index: int, turn: int) -> tuple[float, list[float]]:
+    returns = [slow_return(chain, min(turn, len(chain.rewards) - 1)) for chain in group]
+    return returns[index], returns
 
 
-def slow_advantages(name: str, group: Sequence[Episode], own: int) -> list[float]:
+def slow_advantages(name: str, group: Sequence[Episode], index: int) -> list[float]:
     out = []
-    for turn in group[own].turn_index.tolist():
-        mine, returns = slow_compared(group, own, turn)
+    for turn in group[index].turn_index.tolist():
+        chain_return, returns = slow_compared(group, index, turn)
         if name == "dr_grpo":
-            out.append(mine - mean(returns))
+            out.append(chain_return - mean(returns))
         elif name == "grpo":
-            out.append((mine - mean(returns)) / ((stdev(returns) if len(returns) > 1 else 0) + 1e-6))
+            out.append((chain_return - mean(returns)) / ((stdev(returns) if len(returns) > 1 else 0) + 1e-6))
         elif name == "rloo":
-            others = [each for at, each in enumerate(returns) if at != own]
-            out.append(mine - mean(others) if others else 0.0)
+            others = [value for at, value in enumerate(returns) if at != index]
+            out.append(chain_return - mean(others) if others else 0.0)
     return out
 
 
@@ -112,49 +112,49 @@ def slow_advantages(name: str, group: Sequence[Episode], own: int) -> list[float
 @given(group=groups)
 @settings(max_examples=60, deadline=None)
 def test_group_comparisons_by_hand(name: str, group: list[Episode]) -> None:
-    (ours,) = advantages(build_algorithm(name), group)
-    for own, got in enumerate(ours):
-        expected = slow_advantages(name, group, own)
+    (credits,) = advantages(build_algorithm(name), group)
+    for index, got in enumerate(credits):
+        expected = slow_advantages(name, group, index)
         if name != "grpo":
             np.testing.assert_allclose(got, expected, **CLOSE)
         elif len(expected):  # a variance of nothing but rounding is divided by 1e-6: compare where there is one
-            spread = [np.ptp(slow_compared(group, own, t)[1]) for t in group[own].turn_index]
+            spread = [np.ptp(slow_compared(group, index, t)[1]) for t in group[index].turn_index]
             sure = [at for at, wide in enumerate(spread) if wide > 1e-3]
             np.testing.assert_allclose(got[sure], np.array(expected)[sure], rtol=1e-5, atol=1e-5)
 
 
-@given(each=episodes(), gamma=st.sampled_from([1.0, 0.9]), lam=st.sampled_from([1.0, 0.7, 0.0]))
+@given(chain=episodes(), gamma=st.sampled_from([1.0, 0.9]), lam=st.sampled_from([1.0, 0.7, 0.0]))
 @settings(max_examples=80, deadline=None)
-def test_advantages_of_a_critic_by_hand(each: Episode, gamma: float, lam: float) -> None:
+def test_advantages_of_a_critic_by_hand(chain: Episode, gamma: float, lam: float) -> None:
     """Written as the sum it is: surprises of later tokens, each factor of the way multiplied."""
-    rewards, values, factors = slow_tokens(each, gamma)
+    rewards, values, factors = slow_tokens(chain, gamma)
     n = len(values)
     surprise = [rewards[t] + (factors[t] * values[t + 1] if t + 1 < n else 0) - values[t] for t in range(n)]
     expected = [sum(surprise[s] * np.prod([lam * f for f in factors[t:s]]) for s in range(t, n)) for t in range(n)]
-    ((credit,),) = PPO(gamma, lam, whiten=False).compute_advantages([Group((each,))])
-    np.testing.assert_allclose(each.gather_sampled_tokens(credit.advantages), expected, rtol=1e-4, atol=1e-5)
+    ((credit,),) = PPO(gamma, lam, whiten=False).compute_advantages([Group((chain,))])
+    np.testing.assert_allclose(chain.gather_sampled_tokens(credit.advantages), expected, rtol=1e-4, atol=1e-5)
     assert credit.returns is not None
     np.testing.assert_allclose(
-        each.gather_sampled_tokens(credit.returns), np.add(expected, values), rtol=1e-4, atol=1e-5
+        chain.gather_sampled_tokens(credit.returns), np.add(expected, values), rtol=1e-4, atol=1e-5
     )
 
 
-def slow_tokens(each: Episode, gamma: float) -> tuple[list[float], list[float], list[float]]:
+def slow_tokens(chain: Episode, gamma: float) -> tuple[list[float], list[float], list[float]]:
     """For each sampled token: what it earned, the value before it, and the factor on the way to the next one."""
-    assert each.values is not None
-    assert each.penalties is not None
-    segment = slow_segments(each)
-    scale = [1 / (1 + s) if each.segment_reward == "uniform" else 1.0 for s in segment]
-    through = {"last": 0.0, "geometric": SEGMENT_DECAY}.get(each.segment_reward, 1.0)
-    tokens = [(n, at) for n, piece in enumerate(each.segments) for at in range(len(piece.mask)) if piece.mask[at]]
+    assert chain.values is not None
+    assert chain.penalties is not None
+    segment = slow_segments(chain)
+    scale = [1 / (1 + s) if chain.segment_reward == "uniform" else 1.0 for s in segment]
+    through = {"last": 0.0, "geometric": SEGMENT_DECAY}.get(chain.segment_reward, 1.0)
+    tokens = [(n, at) for n, piece in enumerate(chain.segments) for at in range(len(piece.mask)) if piece.mask[at]]
     rewards, values, factors = [], [], []
     for index, (n, at) in enumerate(tokens):
-        turn = each.segments[n].turns[at]
+        turn = chain.segments[n].turns[at]
         following = tokens[index + 1] if index + 1 < len(tokens) else None
-        until = each.segments[following[0]].turns[following[1]] if following else len(each.rewards)
-        earned = sum(each.rewards[k] * scale[k] for k in range(turn, until))
-        rewards.append(float(earned) - float(each.penalties[n][at]))
-        values.append(float(each.values[n][at]))
+        until = chain.segments[following[0]].turns[following[1]] if following else len(chain.rewards)
+        earned = sum(chain.rewards[k] * scale[k] for k in range(turn, until))
+        rewards.append(float(earned) - float(chain.penalties[n][at]))
+        values.append(float(chain.values[n][at]))
         factors.append(gamma * (through if following and following[0] != n else 1.0))
     return rewards, values, factors
 
@@ -163,27 +163,27 @@ def test_reinforce_pp_by_hand() -> None:
     chains = [episode([2, 1], 1.0), episode([1], -2.0)]
     raw = [0.25, 0.5, 1.0, -2.0]
     expected = [(x - mean(raw)) / (stdev(raw) ** 2 + 1e-8) ** 0.5 for x in raw]
-    (ours,) = advantages(ReinforcePP(gamma=0.5), chains)
-    np.testing.assert_allclose(np.concatenate(ours), expected, **CLOSE)
+    (credits,) = advantages(ReinforcePP(gamma=0.5), chains)
+    np.testing.assert_allclose(np.concatenate(credits), expected, **CLOSE)
 
 
 def test_reinforce_pp_baseline_by_hand() -> None:
     first, second = [episode([2], 1.0), episode([1], 0.0)], [episode([1], 3.0), episode([3], 1.0)]
     raw = [0.5, 0.5, -0.5, 1.0, -1.0, -1.0, -1.0]
     expected = [(x - mean(raw)) / (stdev(raw) ** 2 + 1e-8) ** 0.5 for x in raw]
-    ours = advantages(ReinforcePPBaseline(), first, second)
-    np.testing.assert_allclose(np.concatenate([row for group in ours for row in group]), expected, **CLOSE)
+    credits = advantages(ReinforcePPBaseline(), first, second)
+    np.testing.assert_allclose(np.concatenate([row for group in credits for row in group]), expected, **CLOSE)
 
 
 def test_remax_compares_with_the_greedy_chain_at_the_same_turn() -> None:
     greedy = episode([1, 1], [0.5, 2.0])
-    ((ours,),) = advantages(ReMax(), [episode([1, 2, 1], [1.0, 1.0, 4.0])], greedy=greedy)
-    np.testing.assert_allclose(ours, [6 - 2.5, 5 - 2, 5 - 2, 4 - 2], **CLOSE)
+    ((credit,),) = advantages(ReMax(), [episode([1, 2, 1], [1.0, 1.0, 4.0])], greedy=greedy)
+    np.testing.assert_allclose(credit, [6 - 2.5, 5 - 2, 5 - 2, 4 - 2], **CLOSE)
 
 
 def test_observation_tokens_are_not_time_steps() -> None:
     """The discount counts the model's own tokens: an answer of a thousand tokens costs no more than one of two."""
-    short, long = (episode([1, 1], 1.0, shown={0: range(n)}, values=[0, 0]) for n in (2, 1000))
+    short, long = (episode([1, 1], 1.0, observations={0: range(n)}, values=[0, 0]) for n in (2, 1000))
     for algorithm in (PPO(gamma=0.5, whiten=False), PPO(gamma=0.5, lam=0.5, whiten=False)):
         ((a, b),) = advantages(algorithm, [short, long])
         assert a.tolist() == b.tolist() == [0.5 * (algorithm.lam if algorithm.lam < 1 else 1), 1.0]
@@ -191,8 +191,8 @@ def test_observation_tokens_are_not_time_steps() -> None:
 
 def test_value_is_of_the_state_before_the_token() -> None:
     """With λ = 0 a token is worth its reward and the next value less its own; the last has no next."""
-    ((ours,),) = advantages(PPO(lam=0.0, whiten=False), [episode([2, 1], 10.0, values=[1, 2, 4])])
-    assert ours.tolist() == [2 - 1, 4 - 2, 10 - 4]
+    ((credit,),) = advantages(PPO(lam=0.0, whiten=False), [episode([2, 1], 10.0, values=[1, 2, 4])])
+    assert credit.tolist() == [2 - 1, 4 - 2, 10 - 4]
 
 
 @pytest.mark.parametrize("algorithm", [PPO(whiten=False), DrGRPO()], ids=["ppo", "dr_grpo"])
@@ -204,9 +204,9 @@ def test_reward_of_a_chain_with_several_segments(rule: Any, expected: list[float
     """Doubled by a chain that earned nothing, which takes half of it away where groups are compared."""
     earning = episode([2, 2, 2], 6.0, segments=[0, 1, 2], rule=rule, values=[0.0] * 6)
     idle = episode([2, 2, 2], 0.0, segments=[0, 1, 2], rule=rule, values=[0.0] * 6)
-    ((ours, _),) = advantages(algorithm, [earning, idle])
+    ((credit, _),) = advantages(algorithm, [earning, idle])
     scale = 2 if isinstance(algorithm, DrGRPO) else 1
-    np.testing.assert_allclose(scale * ours, np.repeat(expected, 2), **CLOSE)
+    np.testing.assert_allclose(scale * credit, np.repeat(expected, 2), **CLOSE)
 
 
 # ── what holds for all ──
@@ -231,9 +231,9 @@ def test_order_does_not_matter(algorithm: Algorithm, group: list[Episode], data:
 def test_constant_added_to_all_rewards_changes_nothing(algorithm: Algorithm, constant: float) -> None:
     """GiGPO discounts, so for it the chains have the same length."""
     lengths = [[2, 1], [1, 1], [2, 2]] if isinstance(algorithm, GiGPO) else [[2], [1, 1, 1], [2, 2]]
-    plain = credit_of(algorithm, [episode(each, r) for each, r in zip(lengths, (1.0, 0.0, 0.5), strict=True)])
+    plain = credit_of(algorithm, [episode(length, r) for length, r in zip(lengths, (1.0, 0.0, 0.5), strict=True)])
     lifted = credit_of(
-        algorithm, [episode(each, r + constant) for each, r in zip(lengths, (1.0, 0.0, 0.5), strict=True)]
+        algorithm, [episode(length, r + constant) for length, r in zip(lengths, (1.0, 0.0, 0.5), strict=True)]
     )
     for a, b in zip(plain, lifted, strict=True):
         np.testing.assert_allclose(a, b, **CLOSE)
@@ -245,7 +245,7 @@ def test_constant_added_to_all_rewards_changes_nothing(algorithm: Algorithm, con
 def test_equal_rewards_give_zero_advantages(algorithm: Algorithm, chains: list[list[int]], earned: float) -> None:
     if isinstance(algorithm, GiGPO):  # a longer way to the same reward is worse to it
         chains = [chains[0]] * len(chains)
-    assert not np.concatenate(credit_of(algorithm, [episode(each, earned) for each in chains])).any()
+    assert not np.concatenate(credit_of(algorithm, [episode(lengths, earned) for lengths in chains])).any()
 
 
 @pytest.mark.parametrize("algorithm", EVERY)
@@ -256,15 +256,15 @@ def test_unusual_chains(algorithm: Algorithm) -> None:
     greedy = episode([1], 0.0)
     assert algorithm.compute_advantages([]) == []
     for group in ([empty], [hollow], [gap], [empty, gap], [gap, hollow, gap]):
-        for each, ours in zip(group, advantages(algorithm, group, greedy=greedy)[0], strict=True):
-            assert len(ours) == len(each.turn_index)
-            assert np.isfinite(ours).all()
+        for chain, credit in zip(group, advantages(algorithm, group, greedy=greedy)[0], strict=True):
+            assert len(credit) == len(chain.turn_index)
+            assert np.isfinite(credit).all()
 
 
 def test_reward_of_a_turn_without_tokens_goes_to_the_turns_before_it() -> None:
     gap = episode([1, 0, 2], [1.0, 5.0, 2.0], values=[0.0] * 3)
-    ((ours,),) = advantages(PPO(whiten=False), [gap])
-    assert ours.tolist() == [8, 2, 2]
+    ((credit,),) = advantages(PPO(whiten=False), [gap])
+    assert credit.tolist() == [8, 2, 2]
 
 
 @pytest.mark.parametrize("algorithm", EVERY)
@@ -272,7 +272,9 @@ def test_advantages_do_not_depend_on_observation_tokens(algorithm: Algorithm) ->
     """Other tokens, values and penalties where the model did not sample change nothing. Anchors are told apart."""
 
     def group(fill: float) -> list[Episode]:
-        chains = [episode([2, 1], r, values=[1, 2, 3], penalties=[0.1, 0.2, 0.3], shown={0: s}) for r, s in SHOWN]
+        chains = [
+            episode([2, 1], r, values=[1, 2, 3], penalties=[0.1, 0.2, 0.3], observations={0: s}) for r, s in SHOWN
+        ]
         for chain in chains:
             for numbers in (chain.values, chain.penalties):
                 assert numbers is not None
@@ -312,7 +314,7 @@ def test_an_algorithm_by_name_with_settings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "settings", "said"),
+    ("algorithm", "settings", "message"),
     [
         ("gropo", {}, r"no algorithm is named 'gropo'; there are ppo, .*\. Did you mean grpo"),
         ("REINFORCE++", {}, r"Did you mean reinforce_pp\?"),
@@ -324,9 +326,9 @@ def test_an_algorithm_by_name_with_settings() -> None:
         ("gigpo", {"gamma": float("nan")}, "GiGPO: gamma is a number from 0 to 1, not nan"),
     ],
 )
-def test_wrong_name_or_setting_is_rejected(given: Any, settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        build_algorithm(given, **settings)
+def test_wrong_name_or_setting_is_rejected(algorithm: Any, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_algorithm(algorithm, **settings)
 
 
 def test_naming_an_algorithm_imports_no_torch() -> None:

@@ -154,12 +154,14 @@ def test_micro_batches_add_up(surrogate: Any, aggregation: Any) -> None:
     for cut in ([[0], [1], [2], [3], [4]], [[0, 1], [2, 3, 4]], [[4, 0], [3, 1, 2]]):
         parts = [part_of(whole, sequences) for sequences in cut]
         results = [loss(part) for part, _ in parts]
-        assert sum(each.item() for each, _ in results) == pytest.approx(value.item(), rel=1e-5)
-        for (part, where), (each, _) in zip(parts, results, strict=True):
-            each.backward()
+        assert sum(part_loss.item() for part_loss, _ in results) == pytest.approx(value.item(), rel=1e-5)
+        for (part, where), (part_loss, _) in zip(parts, results, strict=True):
+            part_loss.backward()
             assert whole.logprobs.grad is not None
             np.testing.assert_allclose(part.logprobs.grad, whole.logprobs.grad[where], rtol=1e-4, atol=1e-7)
-        assert combine_metrics(each for _, each in results) == pytest.approx(combine_metrics([measured]), rel=1e-4)
+        assert combine_metrics(metrics for _, metrics in results) == pytest.approx(
+            combine_metrics([measured]), rel=1e-4
+        )
 
 
 def part_of(whole: TokenBatch, sequences: list[int]) -> tuple[TokenBatch, torch.Tensor]:
@@ -295,7 +297,7 @@ def test_old_log_probabilities_get_no_gradient() -> None:
     tokens = tokens_of(7)
     others = {name: getattr(tokens, name).clone().requires_grad_() for name in ("old_logprobs", "sampler_logprobs")}
     _, measured = Loss(correction="token-truncate")(replace(tokens, **others))
-    assert not any(each.requires_grad for each in measured.values())
+    assert not any(value.requires_grad for value in measured.values())
 
 
 # ── divergence ──
@@ -347,7 +349,7 @@ def test_the_controller_steers_and_is_resumed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         (
             {"surrogate": "clipped"},
@@ -365,8 +367,8 @@ def test_the_controller_steers_and_is_resumed() -> None:
         ({"surrogate": "cispo", "clip": (0.2, 0.2, 3.0)}, "the loss 'cispo' has no dual clip"),
     ],
 )
-def test_invalid_settings_are_rejected(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_invalid_settings_are_rejected(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         Loss(**settings)
 
 

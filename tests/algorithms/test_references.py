@@ -57,16 +57,16 @@ def padded(rows: list[Array]) -> Array:
 
 def as_rows(groups: list[Group]) -> dict[str, Array]:
     """The batch as padded rows: everything after the prompt, the reward on the last token that the model sampled."""
-    episodes = [each for group in groups for each in group.episodes]
-    masks = [each.segments[0].mask.astype(np.float32) for each in episodes]
+    episodes = [chain for group in groups for chain in group.episodes]
+    masks = [chain.segments[0].mask.astype(np.float32) for chain in episodes]
     rewards = [np.zeros_like(mask) for mask in masks]
-    for reward, mask, each in zip(rewards, masks, episodes, strict=True):
-        reward[np.flatnonzero(mask)[-1]] = each.total_reward
-        reward -= 0 if each.penalties is None else each.penalties[0]
+    for reward, mask, chain in zip(rewards, masks, episodes, strict=True):
+        reward[np.flatnonzero(mask)[-1]] = chain.total_reward
+        reward -= 0 if chain.penalties is None else chain.penalties[0]
     return {
         "mask": padded(masks),
         "rewards": padded(rewards),
-        "values": padded([each.values[0] for each in episodes if each.values is not None]),
+        "values": padded([chain.values[0] for chain in episodes if chain.values is not None]),
         "groups": np.repeat(np.arange(len(groups)), [len(group.episodes) for group in groups]),
     }
 
@@ -90,12 +90,12 @@ def test_advantages_equal_verl(verl: Ask, name: str, algorithm: Algorithm, more:
     groups = batch(seed, penalized=name in ("reinforce_plus_plus", "gae") and seed % 2 == 1)
     rows = as_rows(groups)
     more = more | ({"values": rows["values"]} if name == "gae" else {})
-    theirs, returns = verl(references.verl_advantages, name, rows["rewards"], rows["mask"], rows["groups"], **more)
+    expected, returns = verl(references.verl_advantages, name, rows["rewards"], rows["mask"], rows["groups"], **more)
     credits = [credit for group in algorithm.compute_advantages(groups) for credit in group]
-    np.testing.assert_allclose(padded([each.advantages[0] for each in credits]), theirs * rows["mask"], **CLOSE)
+    np.testing.assert_allclose(padded([credit.advantages[0] for credit in credits]), expected * rows["mask"], **CLOSE)
     if name == "gae":
-        ours = padded([each.returns[0] for each in credits if each.returns is not None])
-        np.testing.assert_allclose(ours, returns * rows["mask"], **CLOSE)
+        targets = padded([credit.returns[0] for credit in credits if credit.returns is not None])
+        np.testing.assert_allclose(targets, returns * rows["mask"], **CLOSE)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -105,11 +105,11 @@ def test_remax_equals_verl(verl: Ask, seed: int) -> None:
     greedy = np.array(
         [group.greedy.total_reward for group in groups if group.greedy for _ in group.episodes], np.float32
     )
-    theirs, _ = verl(
+    expected, _ = verl(
         references.verl_advantages, "remax", rows["rewards"], rows["mask"], rows["groups"], reward_baselines=greedy
     )
     credits = [credit for group in ReMax().compute_advantages(groups) for credit in group]
-    np.testing.assert_allclose(padded([each.advantages[0] for each in credits]), theirs * rows["mask"], **CLOSE)
+    np.testing.assert_allclose(padded([credit.advantages[0] for credit in credits]), expected * rows["mask"], **CLOSE)
 
 
 def tokens_of(seed: int, spread: float = 0.4) -> dict[str, Array]:
@@ -144,12 +144,12 @@ def as_tokens(rows: dict[str, Array], aggregation: Any, constant: int) -> TokenB
 
 
 def assert_loss(
-    loss: Loss, tokens: TokenBatch, rows: dict[str, Array], theirs: float, gradient: Array
+    loss: Loss, tokens: TokenBatch, rows: dict[str, Array], expected: float, gradient: Array
 ) -> dict[str, float]:
     value, measured = loss(tokens)
-    (ours,) = torch.autograd.grad(value, tokens.logprobs)
-    assert value.item() == pytest.approx(theirs, rel=1e-5, abs=1e-5)
-    np.testing.assert_allclose(ours.numpy(), gradient[rows["mask"] > 0], **CLOSE)
+    (loss_gradient,) = torch.autograd.grad(value, tokens.logprobs)
+    assert value.item() == pytest.approx(expected, rel=1e-5, abs=1e-5)
+    np.testing.assert_allclose(loss_gradient.numpy(), gradient[rows["mask"] > 0], **CLOSE)
     return combine_metrics([measured])
 
 
@@ -170,21 +170,21 @@ LOSSES = [
 def test_losses_equal_verl(verl: Ask, surrogate: Any, clip: Any, aggregation: str) -> None:
     for seed in range(3):
         rows = tokens_of(seed)
-        theirs, gradient, cut = verl(
+        expected, gradient, cut = verl(
             references.verl_loss, VERL_LOSS[surrogate], rows, clip, VERL_AGGREGATION[aggregation], 7, None
         )
         tokens = as_tokens(rows, aggregation, 7)
-        measured = assert_loss(Loss(surrogate, clip), tokens, rows, theirs, gradient)
+        measured = assert_loss(Loss(surrogate, clip), tokens, rows, expected, gradient)
         if surrogate != "plain":
             assert measured["clip_low"] + measured["clip_high"] == pytest.approx(cut)
             assert cut > 0  # or nothing of the clip was compared
 
 
-@pytest.mark.parametrize(("ours", "theirs"), [("k1", "kl"), ("k2", "mse"), ("k3", "low_var_kl")])
-def test_divergences_equal_verl(verl: Ask, ours: Any, theirs: str) -> None:
+@pytest.mark.parametrize(("estimator", "verl_name"), [("k1", "kl"), ("k2", "mse"), ("k3", "low_var_kl")])
+def test_divergences_equal_verl(verl: Ask, estimator: Any, verl_name: str) -> None:
     rows = tokens_of(0)
-    estimate = kl_divergence(torch.tensor(rows["logprobs"]), torch.tensor(rows["reference"]), ours)
-    expected = verl(references.verl_divergence, rows["logprobs"], rows["reference"], theirs)
+    estimate = kl_divergence(torch.tensor(rows["logprobs"]), torch.tensor(rows["reference"]), estimator)
+    expected = verl(references.verl_divergence, rows["logprobs"], rows["reference"], verl_name)
     np.testing.assert_allclose(estimate.numpy(), expected, **CLOSE)
 
 
@@ -236,9 +236,9 @@ def corrected(rows: dict[str, Array], correction: Any, cap: float) -> tuple[Arra
 def test_corrected_losses_equal_verl(verl: Ask) -> None:
     rows = tokens_of(2)
     weights = verl(references.verl_correction, rows["old"] - rows["sampled"], rows["mask"], "sequence", 1.3)
-    theirs, gradient, _ = verl(references.verl_loss, "vanilla", rows, (0.2, 0.2), "token-mean", 1, weights)
+    expected, gradient, _ = verl(references.verl_loss, "vanilla", rows, (0.2, 0.2), "token-mean", 1, weights)
     loss = Loss(correction="sequence-truncate", correction_cap=1.3)
-    assert_loss(loss, as_tokens(rows, "token", 1), rows, theirs, gradient)
+    assert_loss(loss, as_tokens(rows, "token", 1), rows, expected, gradient)
 
 
 TRL_LOSSES = [
@@ -269,13 +269,13 @@ def test_losses_equal_trl(trl: Ask, kind: str, level: str, surrogate: Any, aggre
     how: Any = "sequence-truncate" if surrogate == "gspo" else "token-truncate"
     correction = np.zeros_like(rows["mask"])
     correction[rows["mask"] > 0], _ = corrected(rows, how, 1.2)
-    asked = rows | {"correction": correction}
-    theirs, gradient = trl(references.trl_loss, kind, level, asked, theirs_clip, 0.04, 0.0, 11)
+    trl_rows = rows | {"correction": correction}
+    expected, gradient = trl(references.trl_loss, kind, level, trl_rows, theirs_clip, 0.04, 0.0, 11)
     loss = Loss(surrogate, clip, kl_coef=0.04, correction=how, correction_cap=1.2)
-    assert_loss(loss, tokens, rows, theirs, gradient)
+    assert_loss(loss, tokens, rows, expected, gradient)
 
 
 def test_entropy_bonus_equals_trl(trl: Ask) -> None:
     rows = tokens_of(4)
-    theirs, gradient = trl(references.trl_loss, "bnpo", "token", rows, (0.2, 0.2), 0.0, 0.05, 1)
-    assert_loss(Loss(entropy_coef=0.05), as_tokens(rows, "token", 1), rows, theirs, gradient)
+    expected, gradient = trl(references.trl_loss, "bnpo", "token", rows, (0.2, 0.2), 0.0, 0.05, 1)
+    assert_loss(Loss(entropy_coef=0.05), as_tokens(rows, "token", 1), rows, expected, gradient)

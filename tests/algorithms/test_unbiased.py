@@ -96,10 +96,10 @@ def chain(number: int, rule: Any = "broadcast", outcome: bool = False, late: boo
     `outcome`: all rewards at its end. `late`: with the values of the states after the tokens.
     """
     path, rewards = CHAINS[number]
-    made = episode([2] * len(path), sum(rewards) if outcome else rewards, segments=range(len(path)), rule=rule)
+    built = episode([2] * len(path), sum(rewards) if outcome else rewards, segments=range(len(path)), rule=rule)
     values = np.repeat([CRITIC[state] for state, _ in path], 2)
     values[1::2] += [action + 1.0 for _, action in path]  # inside a turn a critic may see what was said
-    return replace(made, values=made.scatter_sampled_tokens(np.append(values[1:], 0.0) if late else values))
+    return replace(built, values=built.scatter_sampled_tokens(np.append(values[1:], 0.0) if late else values))
 
 
 def by(algorithm: Algorithm, scale: float = 1.0, **of_chain: Any) -> Estimator:
@@ -147,9 +147,9 @@ def expected_of_trees(algorithm: Algorithm, *, marked: bool = True) -> Array:
         group, steps = [], []
         for root, family in enumerate((one, other)):
             for at, number in enumerate(family):
-                made = chain(number)
+                built = chain(number)
                 fields = {"chain": root} if at == 0 else {"chain": 2 + root, "branch_of": root, "branch_turn": 1}
-                group.append(replace(made, trajectory=replace(made.trajectory, **(fields if marked else {}))))
+                group.append(replace(built, trajectory=replace(built.trajectory, **(fields if marked else {}))))
                 steps.append(CHAINS[number][0])
         (rows,) = advantages(algorithm, group)
         for path, row in zip(steps, rows, strict=True):
@@ -172,9 +172,9 @@ def natural(group: Sequence[int]) -> list[list[float]]:
     """Each turn's reward less the others' mean for that turn, summed over the turns that the chain took."""
     rewards = [CHAINS[n][1] for n in group]
     out = []
-    for own, mine in enumerate(rewards):
-        others = [each for at, each in enumerate(rewards) if at != own]
-        turn = [r - np.mean([o[k] if k < len(o) else 0.0 for o in others]) for k, r in enumerate(mine)]
+    for index, chain_rewards in enumerate(rewards):
+        others = [row for at, row in enumerate(rewards) if at != index]
+        turn = [r - np.mean([o[k] if k < len(o) else 0.0 for o in others]) for k, r in enumerate(chain_rewards)]
         out.append(np.cumsum(turn[::-1])[::-1].tolist())
     return out
 
@@ -186,9 +186,9 @@ def test_per_turn_baseline_over_existing_turns_is_biased() -> None:
 @pytest.mark.parametrize("algorithm", [GRPO(), GiGPO(), ReinforcePP(), ReinforcePPBaseline()], ids=lambda a: str(a))
 def test_std_normalization_is_not_a_multiple_of_the_gradient(algorithm: Algorithm) -> None:
     """A standard deviation of the group or the batch depends on what the chain did: biased by design."""
-    ours = expected(by(algorithm))
-    best = (ours @ TRUE) / (ours @ ours)
-    assert np.abs(best * ours - TRUE).max() > 1e-2
+    gradient = expected(by(algorithm))
+    best = (gradient @ TRUE) / (gradient @ gradient)
+    assert np.abs(best * gradient - TRUE).max() > 1e-2
 
 
 @pytest.mark.parametrize("outcome", [False, True], ids=["each turn", "outcome"])

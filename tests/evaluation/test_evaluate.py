@@ -41,38 +41,40 @@ ROWS = [{"question": f"{i}?", "level": level} for i, level in enumerate([1, 10, 
 
 async def test_pass_at_k_rewards_and_columns() -> None:
     agent = byte_agent(solver, reward=said_yes)
-    found = await evaluate(agent, ROWS, chains=4, by="level")
-    assert (found.tasks, found.chains, found.unscored) == (3, 12, 0)
-    assert found.reward.mean == pytest.approx((1 + 1 / 4 + 0) / 3)
-    assert {k: each.mean for k, each in found.pass_at.items()} == pytest.approx({
+    evaluation = await evaluate(agent, ROWS, chains=4, by="level")
+    assert (evaluation.tasks, evaluation.chains, evaluation.unscored) == (3, 12, 0)
+    assert evaluation.reward.mean == pytest.approx((1 + 1 / 4 + 0) / 3)
+    assert {k: estimate.mean for k, estimate in evaluation.pass_at.items()} == pytest.approx({
         1: (1 + 1 / 4) / 3, 2: (1 + 1 / 2) / 3, 4: 2 / 3,
     })  # fmt: skip
-    assert found.success == found.pass_at[1]
-    assert list(found.by["level"]) == ["1", "2", "10"]
-    assert [part.reward.mean for part in found.by["level"].values()] == [1.0, 0.0, 0.25]
-    assert found.stops == {"answer": 12}
-    assert (found.turns, found.calls) == (1.0, 0.0)
-    assert found.tokens == pytest.approx((5 * 4 + 7 * 3) / 12)  # yes and no, each with the token that ends the turn
-    assert found.greedy is None
+    assert evaluation.success == evaluation.pass_at[1]
+    assert list(evaluation.by["level"]) == ["1", "2", "10"]
+    assert [part.reward.mean for part in evaluation.by["level"].values()] == [1.0, 0.0, 0.25]
+    assert evaluation.stops == {"answer": 12}
+    assert (evaluation.turns, evaluation.calls) == (1.0, 0.0)
+    assert evaluation.tokens == pytest.approx(
+        (5 * 4 + 7 * 3) / 12
+    )  # yes and no, each with the token that ends the turn
+    assert evaluation.greedy is None
 
 
 async def test_table_and_json_contain_all_results() -> None:
     from rich.console import Console
 
     agent = byte_agent(solver, reward=said_yes)
-    found = await evaluate(agent, ROWS, chains=2, greedy=True, by=["level"])
+    evaluation = await evaluate(agent, ROWS, chains=2, greedy=True, by=["level"])
     console = Console(width=80)
-    with console.capture() as shown:
-        console.print(found)
+    with console.capture() as capture:
+        console.print(evaluation)
     for line in ("pass@2 0.667 0.208 – 0.939", "greedy 0.333", "level tasks reward", "10 1 0.500"):
-        assert line in " ".join(shown.get().split())
+        assert line in " ".join(capture.get().split())
     closing = "3 tasks, 9 chains (3 of them greedy), 0 unscored; ends: answer 9"
-    assert closing in " ".join(shown.get().split())
-    whole = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert closing in " ".join(capture.get().split())
+    whole = json.loads(json.dumps(evaluation.to_json(), allow_nan=False))
     assert whole["pass_at"]["2"][0] == pytest.approx(2 / 3)
     assert whole["by"]["level"]["10"]["reward"][0] == 0.5
-    assert found.figures.reward == found.reward.mean
-    assert found.figures.metrics["level=10/reward"] == 0.5
+    assert evaluation.figures.reward == evaluation.reward.mean
+    assert evaluation.figures.metrics["level=10/reward"] == 0.5
 
 
 async def test_greedy_chains_are_counted_and_have_their_own_figure() -> None:
@@ -84,11 +86,11 @@ async def test_greedy_chains_are_counted_and_have_their_own_figure() -> None:
             return await super().generate_async(request)
 
     agent = Watched(template="chatml", reward=said_yes, backend="scripted", backend_config={"script": solver})
-    found = await evaluate(agent, ROWS, chains=2, greedy=True)
+    evaluation = await evaluate(agent, ROWS, chains=2, greedy=True)
     assert sorted(temperatures) == [0.0] * 3 + [1.0] * 6
-    assert found.chains == found.to_json()["chains"] == sum(found.stops.values()) == 9
-    assert found.greedy is not None
-    assert found.greedy.mean == pytest.approx(1 / 3)
+    assert evaluation.chains == evaluation.to_json()["chains"] == sum(evaluation.stops.values()) == 9
+    assert evaluation.greedy is not None
+    assert evaluation.greedy.mean == pytest.approx(1 / 3)
     with pytest.raises(ConfigError, match="every chain is greedy"):
         await evaluate(agent, ROWS, greedy=True, sampling=Sampling(temperature=0.0))
 
@@ -138,13 +140,13 @@ async def test_failed_chains_are_counted_as_configured() -> None:
 
 async def test_real_valued_rewards_have_the_interval_of_a_mean() -> None:
     agent = byte_agent(lambda turn: str(10 * int(turn.chain[0])), reward=as_said)
-    found = await evaluate(agent, ROWS, threshold=20)
-    assert (found.reward.mean, found.success.mean) == (10.0, pytest.approx(1 / 3))
-    assert found.reward.low == pytest.approx(10 - 1.96 * 10 / math.sqrt(3), rel=1e-3)
+    evaluation = await evaluate(agent, ROWS, threshold=20)
+    assert (evaluation.reward.mean, evaluation.success.mean) == (10.0, pytest.approx(1 / 3))
+    assert evaluation.reward.low == pytest.approx(10 - 1.96 * 10 / math.sqrt(3), rel=1e-3)
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("arguments", "message"),
     [
         ({"chains": 0}, "chains must be a whole number of at least 1"),
         ({"max_concurrent_chains": 0}, "max_concurrent_chains must be"),
@@ -154,7 +156,7 @@ async def test_real_valued_rewards_have_the_interval_of_a_mean() -> None:
         ({"sampling": {"heat": 1}}, "sampling has no field 'heat'"),
     ],
 )
-async def test_invalid_arguments_are_rejected_before_the_start(asked: dict[str, Any], said: str) -> None:
+async def test_invalid_arguments_are_rejected_before_the_start(arguments: dict[str, Any], message: str) -> None:
     asked_for = 0
 
     def script(turn: ScriptedTurn) -> str:
@@ -162,8 +164,8 @@ async def test_invalid_arguments_are_rejected_before_the_start(asked: dict[str, 
         asked_for += 1
         return "yes"
 
-    with pytest.raises(ConfigError, match=said):
-        await evaluate(byte_agent(script, reward=said_yes), ROWS, **asked)
+    with pytest.raises(ConfigError, match=message):
+        await evaluate(byte_agent(script, reward=said_yes), ROWS, **arguments)
     assert asked_for == 0
 
 
@@ -207,7 +209,7 @@ async def test_resumed_group_releases_its_environment(tmp_path: Path) -> None:
     log.write_text("".join(lines[:2]) + lines[5])
     async with asyncio.timeout(60):
         assert await evaluate(agent, ROWS, chains=3, log=log) == whole
-    assert sum(each.leased for each in agent.manager.pool_metrics()) == 0
+    assert sum(pool.leased for pool in agent.manager.pool_metrics()) == 0
     await agent.close()
 
 
@@ -241,13 +243,13 @@ async def test_resuming_with_other_settings_is_rejected(tmp_path: Path) -> None:
     log = tmp_path / "eval.jsonl"
     agent = byte_agent(solver, reward=said_yes)
     await evaluate(agent, ROWS, log=log)
-    for changed, said in (
+    for changed, message in (
         ({"chains": 2}, "chains=1, not 2"),
         ({"seed": 3}, "seed=0, not 3"),
         ({"sampling": {"top_p": 0.5}}, "top_p=1.0, not 0.5"),
         ({"max_turns": 3}, "max_turns=10, not 3"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             await evaluate(agent, ROWS, log=log, **changed)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="tasks="):
         await evaluate(agent, ROWS[:2], log=log)
@@ -321,8 +323,8 @@ async def test_a_cancelled_evaluation_stops_its_chains_and_frees_the_log(tmp_pat
     with pytest.raises(asyncio.CancelledError):
         await running
     assert ended == 2
-    found: Evaluation = await evaluate(byte_agent("yes", reward=said_yes), ROWS, log=log)
-    assert found.reward.mean == 1.0
+    evaluation: Evaluation = await evaluate(byte_agent("yes", reward=said_yes), ROWS, log=log)
+    assert evaluation.reward.mean == 1.0
 
 
 async def test_observer_gets_every_chain_and_its_exception_ends_the_evaluation() -> None:

@@ -110,9 +110,9 @@ def test_next_process_builds_after_a_kill(cache: Path, how: signal.Signals) -> N
 
 def test_two_processes_build_once() -> None:
     with preparation(0.001) as one, preparation(0.001) as other:
-        told = [process.communicate()[0].splitlines() for process in (one, other)]
-    assert [lines[-1] for lines in told] == [str(model().folder)] * 2
-    assert sum("built" in lines for lines in told) == 1
+        outputs = [process.communicate()[0].splitlines() for process in (one, other)]
+    assert [lines[-1] for lines in outputs] == [str(model().folder)] * 2
+    assert sum("built" in lines for lines in outputs) == 1
 
 
 def test_threads_build_once() -> None:
@@ -169,11 +169,11 @@ def test_damaged_model_is_reported_and_rebuilt(
     damage: Callable[[Path], None], cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     damage(prepare_model(model()))
-    wrong = find_fault(model())
-    assert wrong
+    fault = find_fault(model())
+    assert fault
     caplog.clear()
     assert read_files(prepare_model(model())) == CONTENTS
-    assert wrong in caplog.text
+    assert fault in caplog.text
     assert not find_fault(model(), thorough=True)
     assert not left_beside(cache)
 

@@ -36,11 +36,11 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def a_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """A server at the hub's address that records the requested paths."""
-    asked: list[str] = []
+    requests: list[str] = []
 
     class Answers(http.server.BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:
-            asked.append(self.path)
+            requests.append(self.path)
             self.send_error(404)
 
         def log_message(self, *args: object) -> None:
@@ -50,7 +50,7 @@ def a_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{server.server_port}")
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield asked
+        yield requests
         server.shutdown()
         thread.join()
 
@@ -88,12 +88,12 @@ def test_unreachable_hub_error_names_alternatives(no_hub: None) -> None:
 
 def test_offline_mode_counts_as_unreachable(tmp_path: Path) -> None:
     """huggingface_hub reads the setting at import, hence the new process."""
-    told = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", "from agentfly.models import resolve; resolve('Qwen/Qwen2.5-0.5B')"],
         env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}, capture_output=True, text=True,
     )  # fmt: skip
-    assert "ConfigError" in told.stderr
-    assert "out of reach" in told.stderr
+    assert "ConfigError" in result.stderr
+    assert "out of reach" in result.stderr
 
 
 @pytest.mark.parametrize(("written", "meant"), [("smollm2", "smollm2-135m"), ("tinny", "tiny")])

@@ -79,11 +79,11 @@ def test_transformers_loads_the_folder(folder: Path) -> None:
     assert tokenizer.model_max_length == 8192
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
     assert sum(parameter.numel() for parameter in model.parameters()) == models.PREPARED["smollm2-135m"].parameters
-    asked = tokenizer.apply_chat_template(
+    prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": "What is the capital of France?"}], add_generation_prompt=True, return_tensors="pt"
     )
-    said = model.generate(**asked, max_new_tokens=12, do_sample=False)
-    assert "Paris" in tokenizer.decode(said[0, asked["input_ids"].shape[1] :])
+    output = model.generate(**prompt, max_new_tokens=12, do_sample=False)
+    assert "Paris" in tokenizer.decode(output[0, prompt["input_ids"].shape[1] :])
 
 
 def test_agent_shows_its_tools_without_naming_a_template(folder: Path) -> None:
@@ -99,20 +99,20 @@ def test_agent_shows_its_tools_without_naming_a_template(folder: Path) -> None:
     prompt = agent.template.render([Message("user", "What is 1 + 2?")])
     assert '"name": "add"' in prompt
     conversation = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}]
-    ours, original = (
+    converted, original = (
         tokenizer.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False)
         for tokenizer in (AutoTokenizer.from_pretrained(folder), load_family("smollm2"))
     )
-    assert ours == original
+    assert converted == original
 
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_tokenizer_equals_the_one_in_the_gguf_file(folder: Path, text: str) -> None:
     """Built apart from transformers, by tests/tokenizers/fetch.py."""
     built = load_family("smollm2").backend_tokenizer
-    ours = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    assert ours.encode(text, add_special_tokens=False).ids == built.encode(text, add_special_tokens=False).ids
-    assert ours.encode(text).ids == built.encode(text).ids
+    converted = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert converted.encode(text, add_special_tokens=False).ids == built.encode(text, add_special_tokens=False).ids
+    assert converted.encode(text).ids == built.encode(text).ids
 
 
 def test_weights_equal_those_in_the_gguf_file(folder: Path, tmp_path: Path) -> None:

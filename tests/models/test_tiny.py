@@ -34,7 +34,7 @@ SHOWN = list(demonstrations(600))
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    return build_tokenizer(text for each in SHOWN for text in each.texts)
+    return build_tokenizer(text for demonstration in SHOWN for text in demonstration.texts)
 
 
 def test_template_check_passes_all_properties(tokenizer: Any) -> None:
@@ -46,8 +46,8 @@ def test_template_check_passes_all_properties(tokenizer: Any) -> None:
 @pytest.mark.parametrize("name", [None, "chatml"])
 def test_templates_parse_formatted_call(tokenizer: Any, name: str | None) -> None:
     template = load_template(name, tokenizer, tools=[Lookup.lookup.schema])
-    (said,) = template.parse_text(format_call("Fotem", "friend")).message.tool_calls
-    assert (said.name, said.arguments) == ("lookup", {"who": "Fotem", "what": "friend"})
+    (call,) = template.parse_text(format_call("Fotem", "friend")).message.tool_calls
+    assert (call.name, call.arguments) == ("lookup", {"who": "Fotem", "what": "friend"})
 
 
 def test_name_tokens_do_not_depend_on_context(tokenizer: Any) -> None:
@@ -73,14 +73,14 @@ async def test_examples_equal_recorded_chains(tokenizer: Any, tmp_path: Path) ->
     for _ in range(5):
         row = draw(drawn)
         first, second = (row["who"], row["relation"]), (row["facts"][row["who"]][row["relation"]], row["attribute"])
-        calls = tuple((format_call(*asked), find_fact(row["facts"], *asked)) for asked in (first, second))
-        shown = LookupDemonstration(row["question"], calls, row["answer"])
-        script = [*(said for said, _ in calls), row["answer"]]
+        calls = tuple((format_call(*lookup), find_fact(row["facts"], *lookup)) for lookup in (first, second))
+        demonstration = LookupDemonstration(row["question"], calls, row["answer"])
+        script = [*(call for call, _ in calls), row["answer"]]
         agent = HFAgent(str(tmp_path), tools=[Lookup.lookup], backend=ScriptedBackend(script))
         (chain,) = (await agent.run(row)).trajectories
         await agent.close()
         (segment,) = chain.segments
-        ((tokens, labels, _),) = tiny.build_examples(tokenizer, [shown])
+        ((tokens, labels, _),) = tiny.build_examples(tokenizer, [demonstration])
         assert tokens == segment.tokens.tolist()
         assert [label != tiny.IGNORE_INDEX for label in labels] == segment.mask.tolist()
         assert all(label in (token, tiny.IGNORE_INDEX) for token, label in zip(tokens, labels, strict=True))
@@ -91,32 +91,32 @@ def test_schema_equals_the_schema_of_the_environments_tool() -> None:
 
 
 def test_demonstrations_exclude_held_out_names() -> None:
-    text = json.dumps([each.texts for each in SHOWN])
+    text = json.dumps([demonstration.texts for demonstration in SHOWN])
     assert not [name for name in NAMES[-240:] if name in text]
-    asked = random.Random(0)
-    assert all(set(draw(asked, held_out=True)["facts"]) <= set(NAMES[-240:]) for _ in range(20))
+    generator = random.Random(0)
+    assert all(set(draw(generator, held_out=True)["facts"]) <= set(NAMES[-240:]) for _ in range(20))
 
 
 def test_demonstrations_are_seeded_and_cover_all_strategies() -> None:
     assert SHOWN == list(demonstrations(600)) != list(demonstrations(600, seed=1))
     assert sum(STRATEGIES.values()) == 100
-    assert {len(each.calls) for each in SHOWN} == {0, 1, 2, 3}
+    assert {len(demonstration.calls) for demonstration in SHOWN} == {0, 1, 2, 3}
     values = {value for values in ATTRIBUTES.values() for value in values}
-    assert {each.answer for each in SHOWN} > values
+    assert {demonstration.answer for demonstration in SHOWN} > values
 
 
 def test_build_is_deterministic_and_shows_its_progress(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch = pytest.importorskip("torch", reason="the tiny model is made with torch")
     state, threads = torch.random.get_rng_state(), torch.get_num_threads()
-    made = []
+    models = []
     for name, seed, gradients in (("one", 0, True), ("same", 0, False), ("other", 1, True)):
         (tmp_path / name).mkdir()
         with torch.set_grad_enabled(gradients):
             tiny.build(tmp_path / name, tmp_path, steps=3, seed=seed)
-        made.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
+        models.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
     assert "training the tiny model: 1 of 3, loss" in capsys.readouterr().err
-    assert made[0] == made[1]
-    assert made[0]["model.safetensors"] != made[2]["model.safetensors"]
+    assert models[0] == models[1]
+    assert models[0]["model.safetensors"] != models[2]["model.safetensors"]
     assert torch.equal(state, torch.random.get_rng_state())  # the caller's random numbers are its own
     assert threads == torch.get_num_threads()
 

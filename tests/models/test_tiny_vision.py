@@ -49,9 +49,9 @@ def test_examples_equal_recorded_conversations(folder: Path, task: Any, env_clas
     """Tokens and mask are those of a chain of the agent, and the pixels those of the model's processor."""
     agent = HFAgent(str(folder), tools=[env_class], backend="scripted", backend_config={"script": "-"})
     processor = load_image_processor(str(folder))
-    shown = list(task.demonstrations(12, seed=3))
-    assert {len(demo.calls) for demo in shown} == ({0, 1} if task is rooms else {0, 2})
-    for demo, example in zip(shown, tiny_vision.build_examples(folder, 12, seed=3, task=task), strict=True):
+    examples = list(task.demonstrations(12, seed=3))
+    assert {len(demo.calls) for demo in examples} == ({0, 1} if task is rooms else {0, 2})
+    for demo, example in zip(examples, tiny_vision.build_examples(folder, 12, seed=3, task=task), strict=True):
         chain = record_conversation(agent, Task.of(demo.row))
         (segment,) = chain.segments
         assert example.tokens == segment.tokens.tolist()
@@ -89,13 +89,13 @@ def test_schemas_equal_those_of_the_environments_tools() -> None:
 
 @pytest.mark.parametrize(("task", "tool", "choices"), [(rooms, "open_room", 10), (find_digit, "enlarge", 4)])
 def test_demonstrations_are_seeded_and_act_in_many_ways(task: Any, tool: str, choices: int) -> None:
-    shown = list(task.demonstrations(400, 3))
+    examples = list(task.demonstrations(400, 3))
     assert sum(task.STRATEGIES.values()) == 100
-    acting = [demo for demo in shown if demo.calls]
+    acting = [demo for demo in examples if demo.calls]
     assert {demo.tool for demo in acting} == {tool}
     assert 100 < len(acting) < 250
     assert len({str(arguments) for demo in acting for arguments in demo.calls}) == choices
-    assert {demo.question for demo in shown if not demo.calls} > {demo.question for demo in acting}
+    assert {demo.question for demo in examples if not demo.calls} > {demo.question for demo in acting}
     row = acting[0].row
     assert row == next(demo.row for demo in task.demonstrations(400, 3) if demo.calls)
     turns = ["assistant", "tool"] * len(acting[0].calls)

@@ -185,7 +185,7 @@ def test_failing_calls_are_reported_at_the_first_step_with_the_tools() -> None:
     )
     assert alarm.chains == ("0/0", "0/1")
     some = [chain("0/0", 1.0, calls=[call("add")]), *chains[1:]]
-    assert [each.kind for each in AlarmMonitor().observe(1, chain_metrics(some), some)] == []
+    assert [alarm.kind for alarm in AlarmMonitor().observe(1, chain_metrics(some), some)] == []
 
 
 SUCCESS = {"group/zero_variance": 0.9, "policy/entropy": 0.1, "reward/max": 1.0}

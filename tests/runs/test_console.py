@@ -52,12 +52,12 @@ def test_the_panel_shows_everything_and_fits(width: int) -> None:
 
 
 def test_live_panel_leaves_room_for_the_echo_of_ctrl_c(tmp_path: Path) -> None:
-    shown = io.StringIO()
+    output = io.StringIO()
     with RunWriter.create(tmp_path, {}) as run:
-        logger = ConsoleLogger(run, Console(file=shown, width=80, height=40, force_terminal=True, color_system=None))
+        logger = ConsoleLogger(run, Console(file=output, width=80, height=40, force_terminal=True, color_system=None))
         logger.start({"steps": 1})
         logger.close()
-    borders = re.findall("[╭╰][^\n]*[╮╯]", shown.getvalue())
+    borders = re.findall("[╭╰][^\n]*[╮╯]", output.getvalue())
     assert {len(border) for border in borders} == {78}
 
 
@@ -138,9 +138,9 @@ def test_alarms_carry_no_control_characters_to_a_terminal(tmp_path: Path, termin
         sink.step(step(1, 0.5, alarms=(alarm,)))
         sink.close()
     assert isinstance(console.file, io.StringIO)
-    shown = console.file.getvalue()
-    assert "tool said \ufffd]0;owned\ufffd\ufffd31m" in shown
-    assert not {"\x07", "\x9b"} & set(shown)
+    output = console.file.getvalue()
+    assert "tool said \ufffd]0;owned\ufffd\ufffd31m" in output
+    assert not {"\x07", "\x9b"} & set(output)
 
 
 def test_a_terminal_shows_the_panel_with_the_steps_before_a_resume(tmp_path: Path) -> None:

@@ -90,10 +90,12 @@ def test_values_of_derived_types_are_stored_as_plain_json(tmp_path: Path) -> Non
 
     size = Size()
     size["height"] = 2
-    given = chain(reward=1.0, metrics={"level": Level.HIGH})
-    given = dataclasses.replace(given, task=Task(given.task.messages, {"size": size}, given.task.id))
+    stored_chain = chain(reward=1.0, metrics={"level": Level.HIGH})
+    stored_chain = dataclasses.replace(
+        stored_chain, task=Task(stored_chain.task.messages, {"size": size}, stored_chain.task.id)
+    )
     with create(tmp_path) as run:
-        assert run.write_trajectories(1, [given]) == []
+        assert run.write_trajectories(1, [stored_chain]) == []
     (kept,) = run.trajectories(1)
     assert kept.trajectory.score == Score(1.0, None, {"level": "high"})
     assert kept.trajectory.task.columns == {"size": {"height": 2}}
@@ -106,7 +108,7 @@ def test_deeply_nested_value_is_kept_or_named(tmp_path: Path) -> None:
             value = [value]
             if depth == 600 or depth > 900:
                 problems = run.write_trajectories(depth, [chain(reward=1.0, metrics={"deep": value})])
-                assert all("is not stored" in each for each in problems)
+                assert all("is not stored" in problem for problem in problems)
                 assert len(run.trajectories(depth)) == 1 - len(problems)
 
 
@@ -117,7 +119,7 @@ def test_chains_are_kept_with_the_advantage_of_each_token(tmp_path: Path) -> Non
         assert run.write_trajectories(7, [first, second], {"0/0": worth}) == []
         run.write_trajectories(7, [second], held_out=True)
     kept = RunDirectory(tmp_path).trajectories(7)
-    assert [each.trajectory for each in kept] == [first, second]
+    assert [stored.trajectory for stored in kept] == [first, second]
     assert kept[0].advantages[0] == pytest.approx(worth[0], abs=1e-6)
     assert kept[1].advantages[0].tolist() == [0] * 7  # scored and not trained: its group had no variance
     (held_out,) = run.trajectories(7, held_out=True)
@@ -142,7 +144,7 @@ def test_chain_that_is_not_json_is_named_and_the_others_are_kept(tmp_path: Path)
     assert [line.split(" is")[0] for line in lost] == ["chain 0/0", "chain 0/1"]
     assert "'seen' holds a set" in lost[0]
     assert np.isnan(run.trajectories(1)[0].advantages[0]).tolist() == [True, False]
-    assert [each.trajectory.id for each in run.trajectories(1)] == ["0/2"]
+    assert [stored.trajectory.id for stored in run.trajectories(1)] == ["0/2"]
 
 
 # ── resuming ──
@@ -209,8 +211,8 @@ def test_torn_last_line_is_cut_without_an_error(tmp_path: Path, torn: bytes) -> 
 def test_corrupt_line_is_named(tmp_path: Path) -> None:
     with create(tmp_path) as run:
         run.append(step(1))
-    for wrong in (b"nonsense\n", b"[1]\n", b'{"no": "step"}\n'):
-        run.metrics_file.write_bytes(wrong)
+    for content in (b"nonsense\n", b"[1]\n", b'{"no": "step"}\n'):
+        run.metrics_file.write_bytes(content)
         with pytest.raises(DataError, match="line"):
             run.records()
 
@@ -380,7 +382,7 @@ def test_full_disk_is_reported_and_keeps_the_files_valid(tmp_path: Path) -> None
     run = RunDirectory(tmp_path)
     assert run.metrics_file.read_bytes().endswith(b"}\n")
     assert [record.step for record in run.records()] == [1]
-    assert [each.trajectory.id for each in run.trajectories(1)] == ["0/0"]
+    assert [stored.trajectory.id for stored in run.trajectories(1)] == ["0/0"]
     assert [path.name for path in (tmp_path / "trajectories").iterdir()] == ["step-000001.jsonl.gz"]
 
 

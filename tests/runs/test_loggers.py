@@ -263,9 +263,11 @@ def evaluated_run(path: Path) -> RunWriter:
 
 def test_a_few_chains_are_logged_from_the_lowest_reward_to_the_highest(tmp_path: Path) -> None:
     with evaluated_run(tmp_path) as run:
-        assert [each.id for each in sample_chains(run, 0)] == ["0/0", "3/0", "6/0", "9/0"]
+        assert [sampled.id for sampled in sample_chains(run, 0)] == ["0/0", "3/0", "6/0", "9/0"]
         assert sample_chains(run, 1) == []
-        (html, markdown) = (each(sample_chains(run, 0)[0]) for each in (format_chain_html, format_chain_markdown))
+        (html, markdown) = (
+            format_chain(sample_chains(run, 0)[0]) for format_chain in (format_chain_html, format_chain_markdown)
+        )
     assert "<script>" not in html
     assert 'title="model"' in html
     assert f"**model**\n\n    assistant: {EVIL} 0" in markdown
@@ -338,8 +340,10 @@ def test_mlflow_keeps_one_run_over_a_resume(tmp_path: Path, monkeypatch: pytest.
             loggers.close()
     client = mlflow.MlflowClient()
     experiment = client.get_experiment_by_name("agentfly")
-    (found,) = client.search_runs([experiment.experiment_id])
-    assert found.data.params["model"] == "tiny"
-    assert found.info.status == "FINISHED"
-    assert [each.value for each in client.get_metric_history(found.info.run_id, "reward/mean")][:2] == [0.5, 0.75]
-    assert [each.path for each in client.list_artifacts(found.info.run_id, "chains")] == ["chains/step-000000.html"]
+    (logged,) = client.search_runs([experiment.experiment_id])
+    assert logged.data.params["model"] == "tiny"
+    assert logged.info.status == "FINISHED"
+    assert [metric.value for metric in client.get_metric_history(logged.info.run_id, "reward/mean")][:2] == [0.5, 0.75]
+    assert [artifact.path for artifact in client.list_artifacts(logged.info.run_id, "chains")] == [
+        "chains/step-000000.html"
+    ]

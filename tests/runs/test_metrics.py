@@ -73,8 +73,8 @@ def test_variance_of_turn_rewards_is_per_turn(
     one: tuple[float, ...] | None, other: tuple[float, ...], same: bool
 ) -> None:
     chains = [
-        chain(f"0/{i}", 1.0, turns=2 if each is None else len(each), per_turn=each)
-        for i, each in enumerate((one, other))
+        chain(f"0/{i}", 1.0, turns=2 if value is None else len(value), per_turn=value)
+        for i, value in enumerate((one, other))
     ]
     assert is_uniform(chains) is is_uniform(chains[::-1]) is same
 

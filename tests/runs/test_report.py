@@ -77,8 +77,8 @@ def test_page_summarizes_the_run(tmp_path: Path) -> None:
     assert "16" in page.text  # chains
     assert page.links == {"#chain-2-5/0"}  # the other was not kept
     assert "chain-2-5/0" in page.ids
-    shown = re.findall(r"<h3>(.*?)</h3>", run.report.read_text())
-    assert shown == ["task 4", "task 3", "task 0"]  # most gained, and the least
+    headings = re.findall(r"<h3>(.*?)</h3>", run.report.read_text())
+    assert headings == ["task 4", "task 3", "task 0"]  # most gained, and the least
     assert page.text.count("was wrong") == 3
 
 

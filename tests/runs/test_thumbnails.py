@@ -62,10 +62,10 @@ def test_an_image_is_printed_as_half_blocks_where_there_are_colors(
     print_image(console, draw())
     print_image(console, BROKEN)
     assert isinstance(console.file, io.StringIO)
-    shown = console.file.getvalue()
-    assert ("▀" in shown) == (colors is not None)
-    assert "[image 4x4 " in shown
-    assert "\x1b_G" not in shown
+    output = console.file.getvalue()
+    assert ("▀" in output) == (colors is not None)
+    assert "[image 4x4 " in output
+    assert "\x1b_G" not in output
 
 
 def test_live_view_shows_the_last_image() -> None:
@@ -119,13 +119,13 @@ def test_report_has_thumbnails_and_a_size_limit(tmp_path: Path, monkeypatch: pyt
     with seeing_run(tmp_path) as run:
         write_report(run, decode=lambda ids: "<|image_pad|>" * 200)
         page = run.report.read_text()
-        found = re.findall(r'<img src="([^"]+)"', page)
-        assert len(found) == 2
+        sources = re.findall(r'<img src="([^"]+)"', page)
+        assert len(sources) == 2
         assert "&lt;|image_pad|&gt; × 200" in page
-        for url in found:
+        for url in sources:
             assert max(pillow.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))).size) == 240
         assert describe_image(BROKEN) in page
-        monkeypatch.setattr("agentfly.runs.report.MAX_IMAGE_BYTES", len(found[0]))
+        monkeypatch.setattr("agentfly.runs.report.MAX_IMAGE_BYTES", len(sources[0]))
         write_report(run)
         page = run.report.read_text()
         assert page.count("<img") == 1

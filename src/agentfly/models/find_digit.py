@@ -111,8 +111,8 @@ def draw_view(task: Mapping[str, Any], path: Sequence[int] = ()) -> PIL.Image.Im
         width //= 2
         left += width * ((quarter - 1) % 2)
         top += width * ((quarter - 1) // 2)
-    shown = wall.crop((left, top, left + width, top + width)).resize((SIDE, SIDE), Pillow.Resampling.BOX)
-    return add_noise(shown, np.random.default_rng([task["seed"], *path]))
+    view = wall.crop((left, top, left + width, top + width)).resize((SIDE, SIDE), Pillow.Resampling.BOX)
+    return add_noise(view, np.random.default_rng([task["seed"], *path]))
 
 
 def demonstrations(count: int, seed: int = 0) -> Iterator[Demonstration]:
@@ -139,11 +139,11 @@ def demonstrations(count: int, seed: int = 0) -> Iterator[Demonstration]:
             if path != list(right[:level]):  # the digit is not in the image
                 strategy = "any"
             path.append({"right": right[level], "next": right[level] % 4 + 1, "any": anywhere}[strategy])
-        found = tuple(path) == right
+        reached = tuple(path) == right
         yield Demonstration(
             draw_view(task),
             QUESTION,
-            reply=str(task["digit"] if found else random.randrange(10)),
+            reply=str(task["digit"] if reached else random.randrange(10)),
             tool="enlarge",
             calls=tuple({"quarter": quarter} for quarter in path),
             observations=tuple(draw_view(task, path[: level + 1]) for level in range(len(path))),

@@ -87,8 +87,8 @@ def draw(random: Random, *, held_out: bool = False) -> dict[str, Any]:
     attribute = random.choice(list(ATTRIBUTES))
     facts: dict[str, dict[str, str]] = {}
     for person in (who, other):
-        facts[person] = {each: strangers.pop() for each in RELATIONS}
-        facts[person] |= {each: random.choice(values) for each, values in ATTRIBUTES.items()}
+        facts[person] = {name: strangers.pop() for name in RELATIONS}
+        facts[person] |= {name: random.choice(values) for name, values in ATTRIBUTES.items()}
     facts[who][relation] = other
     question = random.choice(QUESTIONS).format(attribute=attribute, relation=relation, who=who)
     columns = {"who": who, "relation": relation, "attribute": attribute}

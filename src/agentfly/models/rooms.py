@@ -158,12 +158,12 @@ class Demonstration:
         messages: list[dict[str, Any]] = [
             {"role": "user", "content": [part(self.image), {"type": "text", "text": self.question}]}
         ]
-        for number, (arguments, shown) in enumerate(zip(self.calls, self.observations, strict=True), 1):
+        for number, (arguments, observation) in enumerate(zip(self.calls, self.observations, strict=True), 1):
             function = {"name": self.tool, "arguments": dict(arguments)}
             call = {"id": str(number), "type": "function", "function": function}
             messages += [
                 {"role": "assistant", "content": "", "tool_calls": [call]},
-                {"role": "tool", "name": self.tool, "tool_call_id": str(number), "content": [part(shown)]},
+                {"role": "tool", "name": self.tool, "tool_call_id": str(number), "content": [part(observation)]},
             ]
         return {"messages": [*messages, {"role": "assistant", "content": self.reply}]}
 

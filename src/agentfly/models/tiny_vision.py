@@ -143,6 +143,6 @@ def build_examples(folder: Path, count: int, seed: int, task: ModuleType = rooms
         tokens, labels = encode(demo.question, tuple(call[parameter] for call in demo.calls), demo.reply)
         seen = [demo.image, *demo.observations]
         # [images, 3, height, width] from -1 to 1, as the processor computes it
-        pixels = np.stack([np.asarray(each, np.float32).transpose(2, 0, 1) for each in seen]) / 127.5 - 1
+        pixels = np.stack([np.asarray(picture, np.float32).transpose(2, 0, 1) for picture in seen]) / 127.5 - 1
         examples.append(Example(tokens, labels, pixels))
     return examples
