@@ -3,13 +3,14 @@
 `::: exports MODULE` documents every name in the `__all__` of a module whose names are imported lazily, which the static
 analysis of mkdocstrings does not see. `<!-- table of MODULE -->` is a table of these names. `<!-- command line -->` is
 the reference of the `agentfly` command, `<!-- fields -->` that of the configuration. A link to a file of the repository
-outside of `docs` leads to a page with the file's text.
+outside of `docs` leads to a page with the file's text, or with the cells of a notebook.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -34,9 +35,7 @@ def on_files(files: Files, config: Any) -> Files:
         for link, _ in _LINK.findall(source.read_text() if source.is_file() else ""):
             path = (source.parent / link).resolve()
             if _is_outside(path) and path.is_file() and files.get_file_from_path(_page_of(path)) is None:
-                language = _LANGUAGES.get(path.suffix, "text")
-                text = f"# {path.name}\n\n`````{language}\n{path.read_text()}\n`````\n"
-                files.append(File.generated(config, _page_of(path), content=text))
+                files.append(File.generated(config, _page_of(path), content=_format_file(path)))
     return files
 
 
@@ -73,6 +72,17 @@ def _is_outside(path: Path) -> bool:
 
 def _page_of(path: Path) -> str:
     return f"files/{path.relative_to(ROOT).as_posix()}.md"
+
+
+def _format_file(path: Path) -> str:
+    """The text of a page that shows a file; a notebook is shown as its cells."""
+    if path.suffix == ".ipynb":
+        cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(path.read_text())["cells"]]
+        texts = [f"```python\n{text}\n```" if kind == "code" else text for kind, text in cells]
+        up = "../" * (len(path.relative_to(ROOT).parts))
+        return "\n\n".join(texts).replace("](../docs/", f"]({up}")
+    language = _LANGUAGES.get(path.suffix, "text")
+    return f"# {path.name}\n\n`````{language}\n{path.read_text()}\n`````\n"
 
 
 def _document_exports(module: str) -> str:

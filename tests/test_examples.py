@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbclient
+import nbformat
 import pytest
 
 from tests.commands import run_command
@@ -42,3 +44,15 @@ def test_the_loop_without_a_trainer_trains(small_model: Path) -> None:
     run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert "held-out success" in run.stdout
+
+
+def test_the_notebook_runs(tmp_path: Path, small_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cells run in a kernel, in order, with a smaller model and one step. The file has no outputs of an old run."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    notebook = nbformat.read(EXAMPLES / "first_ten_minutes.ipynb", as_version=4)
+    assert not [cell for cell in notebook.cells if cell.get("outputs")]
+    [settings] = [cell for cell in notebook.cells if cell.source.startswith("MODEL = ")]
+    settings.source = f"MODEL = {str(small_model)!r}\nSTEPS, TASKS_PER_STEP, HELD_OUT = 1, 2, 2"
+    nbclient.NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    [curve] = [cell for cell in notebook.cells if cell.source.startswith("import matplotlib")]
+    assert "image/png" in curve.outputs[-1].data
