@@ -91,6 +91,19 @@ class Backend(ABC):
     """Whether requests may have images. If not, images are replaced by a note before they enter the prompt."""
     can_sleep: bool = False
     """Whether `sleep` frees GPU memory, which the learner then has for its update."""
+    members: Sequence[Backend] = ()
+    """The backends that a fleet consists of; empty for a single one."""
+
+    @classmethod
+    def share_gpu(cls, settings: Mapping[str, Any], model: Any, ranks: int) -> dict[str, Any]:
+        """Complete the settings of a backend on the GPU of a learner that trains `model` over so many ranks."""
+        return dict(settings)
+
+    @property
+    def weights(self) -> Mapping[str, Any]:
+        """The weights it samples from, by name, if they are in this process: a learner that trains these tensors has
+        nothing to send. Empty if they are in another process."""
+        return {}
 
     @property
     @abstractmethod

@@ -11,6 +11,7 @@ import torch
 
 from agentfly.agent import BaseAgent
 from agentfly.backends import find_backend, open_backend
+from agentfly.backends.base import Backend
 from agentfly.backends.engine.loading import load_config, load_model, max_positions, resolve_device, resolve_dtype
 from agentfly.errors import ConfigError
 from agentfly.models import resolve
@@ -19,7 +20,7 @@ from agentfly.training.config import TrainConfig
 from agentfly.training.learner import Learner
 from agentfly.training.local_learner import LocalLearner
 from agentfly.training.lora import add_lora
-from agentfly.training.memory import MemoryPlan, fit_cache, frozen_weight_dtype, plan_run, share_gpu
+from agentfly.training.memory import MemoryPlan, fit_cache, frozen_weight_dtype, plan_run
 from agentfly.training.optimizer import describe_unusual_rate
 from agentfly.training.plan import TrainPlan
 from agentfly.training.sharded_learner import ShardedLearner
@@ -35,36 +36,22 @@ def build_learner_and_agent(
 ) -> tuple[Learner, BaseAgent, MemoryPlan]:
     """Load the model once; the learner trains it, and the embedded engine samples from it.
 
-    Asynchronous and distributed training sample from a copy: an update would change shared weights in the middle of a
-    forward pass. The memory plan is checked before the model is loaded, and when the update has been measured.
+    The memory plan is checked before the model is loaded, and when the update has been measured.
     sharded: whether this process is one of several ranks.
     undo: gets what closes learner and agent; where something after them fails, other ranks end without an error.
     """
     config = plan.config
-    find_backend(config.backend_settings["backend"])  # raises where it is missing, before a model is built or loaded
-    path = resolve(config.model)
-    # Compare fields with the model's configuration, before its weights are loaded.
-    model_config = load_config(path)
-    if config.vision.train_tower and not hasattr(model_config, "vision_config"):
-        raise ConfigError(f"vision.train_tower=true, but {config.model!r} has no vision tower; leave it out")
-    positions = max_positions(model_config.get_text_config())
-    lengths = {
-        "run_options.context_length": config.run_options.get("context_length"),
-        "sampling.max_tokens": config.sampling.max_tokens,
-    }
-    if isinstance(config.sampling.max_tokens, DefaultLimit):  # the default ends where the context does
-        del lengths["sampling.max_tokens"]
-    for name, length in lengths.items():
-        if length is not None and length > positions:
-            raise ConfigError(f"{name}={length}, but {config.model!r} has {positions} positions")
     settings = config.backend_settings
     backend: Any = settings.pop("backend")
-    embedded = backend == "transformers"
-    device = resolve_device(settings.get("device") if embedded else None)
+    backend_class = find_backend(backend)  # raises where it is missing, before a model is built or loaded
+    path = resolve(config.model)
+    _check_fields_of_model(config, load_config(path))
+    device = resolve_device(settings.get("device") if config.embeds_engine else None)
     ranks = Ranks(device) if sharded else None
-    memory = plan_run(path, config, device, ranks=1 if ranks is None else ranks.size)
-    asynchronous = config.async_training.max_staleness > 0
-    if asynchronous and embedded and device.type == "cpu":  # the engine and the learner compute at the same time
+    num_ranks = 1 if ranks is None else ranks.size
+    memory = plan_run(path, config, device, ranks=num_ranks)
+    if config.embeds_engine and device.type == "cpu" and config.async_training.max_staleness:
+        # The engine and the learner compute at the same time: half of the cores each.
         torch.set_num_threads(max(min(torch.get_num_threads(), (os.cpu_count() or 2) // 2), 1))
     learner = build_learner(config, device, ranks)
     undo.callback(learner.close)
@@ -72,31 +59,51 @@ def build_learner_and_agent(
     rate = config.optimizer.learning_rate
     if warning := describe_unusual_rate(rate, parameters, lora=config.lora_rank is not None):
         _LOG.warning("optimizer.%s", warning)
-    if embedded and device.type == "cuda":
-        longest, kv_memory = lengths["run_options.context_length"], settings.get("kv_memory")
+    if config.embeds_engine and device.type == "cuda":
+        longest, kv_memory = config.run_options.get("context_length"), settings.get("kv_memory")
         memory = fit_cache(memory, learner, longest=longest, kv_memory=kv_memory)
         memory.require_fit()
         settings["kv_memory"] = memory.parts["kv_cache"]
     _LOG.info("%s", memory)
-    if embedded and isinstance(learner, ShardedLearner):
-        backend = learner.open_engines({"model": path, **settings})
-    elif embedded and (asynchronous or resolve_dtype(settings.get("dtype"), device) is not torch.float32):
-        backend = open_backend("transformers", model=path, **settings)  # a copy, in lower precision where it is faster
-    elif embedded:
-        shared = {name: value for name, value in settings.items() if name not in ("device", "dtype")}
-        backend = open_backend("transformers", model=learner.model, **shared)  # the learner's own weights
-    if backend in ("vllm", "async_vllm") and device.type == "cuda":
-        settings = share_gpu(settings, learner.model, 1 if ranks is None else ranks.size)
-    agent = plan.make_agent(
-        model_name_or_path=path,
-        backend=backend,
-        template=config.template,
-        **({} if embedded else {"backend_config": settings}),
-    )
+    if config.embeds_engine:
+        agent_settings: dict[str, Any] = {"backend": _open_engine(learner, config, {"model": path, **settings})}
+    else:
+        if device.type == "cuda":
+            settings = backend_class.share_gpu(settings, learner.model, num_ranks)
+        agent_settings = {"backend": backend, "backend_config": settings}
+    agent = plan.make_agent(model_name_or_path=path, template=config.template, **agent_settings)
     undo.callback(lambda: wait_for(agent.close()))
     plan.check_agent(agent)
     release_helpers()  # the OpenMP threads that loading started
     return learner, agent, memory
+
+
+def _check_fields_of_model(config: TrainConfig, model_config: Any) -> None:
+    """Raise ConfigError where fields do not fit the model, whose weights are not loaded yet."""
+    if config.vision.train_tower and not hasattr(model_config, "vision_config"):
+        raise ConfigError(f"vision.train_tower=true, but {config.model!r} has no vision tower; leave it out")
+    positions = max_positions(model_config.get_text_config())
+    lengths = {"run_options.context_length": config.run_options.get("context_length")}
+    if not isinstance(config.sampling.max_tokens, DefaultLimit):  # the default ends where the context does
+        lengths["sampling.max_tokens"] = config.sampling.max_tokens
+    for name, length in lengths.items():
+        if length is not None and length > positions:
+            raise ConfigError(f"{name}={length}, but {config.model!r} has {positions} positions")
+
+
+def _open_engine(learner: LocalLearner, config: TrainConfig, settings: dict[str, Any]) -> Backend:
+    """The embedded engine: with the learner's own weights, or with a copy of them.
+
+    A copy where it samples in lower precision, which is faster, and in asynchronous and distributed training: an update
+    would change shared weights in the middle of a forward pass.
+    """
+    if isinstance(learner, ShardedLearner):
+        return learner.open_engines(settings)
+    dtype = resolve_dtype(settings.get("dtype"), learner.device)
+    if config.async_training.max_staleness or dtype is not torch.float32:
+        return open_backend("transformers", **settings)
+    shared = {name: value for name, value in settings.items() if name not in ("device", "dtype")}
+    return open_backend("transformers", **{**shared, "model": learner.model})
 
 
 def build_learner(config: TrainConfig, device: torch.device, ranks: Ranks | None) -> LocalLearner:

@@ -175,6 +175,11 @@ class TrainConfig:
         return {"backend": "transformers", **settings}
 
     @property
+    def embeds_engine(self) -> bool:
+        """Whether the embedded engine samples, in the learner's process and on its device."""
+        return bool(self.backend_settings["backend"] == "transformers")
+
+    @property
     def agent_settings(self) -> dict[str, Any]:
         """Arguments of the agent's constructor, where it runs without a learner."""
         named = {"backend": self.backend} if isinstance(self.backend, str) else {"backend_config": self.backend}

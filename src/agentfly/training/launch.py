@@ -52,8 +52,7 @@ def launch_or_join_ranks(config: TrainConfig, command: Sequence[str] = (), *, re
     from agentfly.training.sharded_learner import ShardedLearner
     from agentfly.training.sharding import Ranks
 
-    settings = config.backend_settings
-    device = resolve_device(settings.get("device") if settings["backend"] == "transformers" else None)
+    device = resolve_device(config.backend_settings.get("device") if config.embeds_engine else None)
     ranks = Ranks(device)
     # Only rank 0 handles SIGTERM from here on: all ranks write its checkpoint. When it ends, `follow` ends here.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -218,7 +218,7 @@ def _plan(
     size: ModelSize, config: TrainConfig, *, total: int, on_gpu: bool, kv_cache: int, ranks: int, teacher: int
 ) -> MemoryPlan:
     settings = config.backend_settings
-    embedded = settings["backend"] == "transformers"
+    embedded = config.embeds_engine
     device = torch.device("cuda" if on_gpu else "cpu")
     # Bytes of one of the engine's weights; 0 where it runs in another process.
     item = resolve_dtype(settings.get("dtype"), device).itemsize if embedded else 0
@@ -324,18 +324,6 @@ def device_memory(device: torch.device) -> int:
     fraction = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(index)
     reserved = torch.cuda.memory_reserved(device)
     return min(free + reserved, int(total * fraction))
-
-
-def share_gpu(settings: Mapping[str, Any], model: Any, ranks: int = 1) -> dict[str, Any]:
-    """vLLM's settings for the learner's GPU, where they are not given. ranks: that share the learner's memory.
-
-    It sleeps during the update, whose activations then have the memory of its weights and cache. It leaves room for
-    what the learner keeps all the time: gradients and AdamW's two moments in float32, for the weights that are trained.
-    """
-    kept = sum(weight.numel() * 12 for weight in model.parameters() if weight.requires_grad) // ranks
-    free, total = torch.cuda.mem_get_info()
-    engine = {"gpu_memory_utilization": round(max(0.9 * (free - kept) / total, 0.05), 3), **settings.get("engine", {})}
-    return {"enable_sleep_mode": True, **settings, "engine": engine}
 
 
 def format_gib(size: int) -> str:

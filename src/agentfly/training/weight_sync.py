@@ -16,8 +16,6 @@ import torch
 
 from agentfly.algorithms.base import SegmentArrays
 from agentfly.backends.base import Backend, PromptFormat, Request
-from agentfly.backends.engine import EngineBackend
-from agentfly.backends.fleet import FleetBackend
 from agentfly.errors import WeightSyncError
 from agentfly.segment import Floats
 from agentfly.threads import compute
@@ -35,9 +33,9 @@ async def sync_weights(learner: Learner, backend: Backend, version: int, canary:
 
 def weights_for(learner: Learner, backend: Backend) -> Iterable[tuple[str, torch.Tensor]]:
     """The weights to send: none if the backend shares them, adapters if it has them, else all that change, merged."""
-    if not isinstance(backend, EngineBackend):
-        return learner.weights(merged=True)
     engine_weights = backend.weights
+    if not engine_weights:
+        return learner.weights(merged=True)
     shared = {id(weight) for weight in engine_weights.values()}
     if all(id(weight) in shared for weight in learner.trainable_weights.values()):
         return ()
@@ -68,13 +66,12 @@ class Canary:
         # Only the first tokens: the last rows of the embeddings may be padding, which a server refuses.
         draw = Random(0)
         vocab = min(learner.vocab_size, 1000)
-        members = backend.members if isinstance(backend, FleetBackend) else (backend,)
+        members = backend.members or (backend,)
         count = max(prompts, len(members))
         self._prompts = [[draw.randrange(vocab) for _ in range(length)] for _ in range(count)]
         if tolerance is None:
-            engine = members[0]
-            dtype = next(iter(engine.weights.values())).dtype if isinstance(engine, EngineBackend) else None
-            tolerance = 1e-3 if dtype == torch.float32 and not learner.low_precision else 0.1
+            dtypes = {weight.dtype for weight in members[0].weights.values()}
+            tolerance = 1e-3 if dtypes == {torch.float32} and not learner.low_precision else 0.1
         self.tolerance = tolerance
         """Accepted mean difference of log-probabilities, in nats per token; see `check`."""
         self._last_difference = 0.0

@@ -169,6 +169,23 @@ class VLLMBackend(Backend):
             },
         }
 
+    @classmethod
+    def share_gpu(cls, settings: Mapping[str, Any], model: Any, ranks: int) -> dict[str, Any]:
+        """vLLM's settings for the learner's GPU, where they are not given. ranks: that share the learner's memory.
+
+        It sleeps during the update, whose activations then have the memory of its weights and cache. It leaves room for
+        what the learner keeps all the time: gradients and AdamW's two moments in float32, for the weights that are
+        trained.
+        """
+        kept = sum(weight.numel() * 12 for weight in model.parameters() if weight.requires_grad) // ranks
+        free, total = torch.cuda.mem_get_info()
+        share = round(max(0.9 * (free - kept) / total, 0.05), 3)
+        return {
+            "enable_sleep_mode": True,
+            **settings,
+            "engine": {"gpu_memory_utilization": share, **settings.get("engine", {})},
+        }
+
     async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
         """Load weights between two steps, given by their names in the checkpoint; the others stay unchanged.
 
