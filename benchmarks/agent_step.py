@@ -159,7 +159,7 @@ def measure(
         plan = make_plan(recipe, overrides, warmup + steps)
         plan = plan if shape is None else replay_expert(plan)
         started = time.perf_counter()
-        trainer = Trainer(plan, folder / "run")
+        trainer = Trainer.create(plan, folder / "run")
         start_seconds = time.perf_counter() - started
         print(f"started after {start_seconds:.0f} s. {trainer.memory}", flush=True)
         busy = asyncio.run(run_steps(trainer, warmup, steps, profile))

@@ -344,7 +344,7 @@ def train(study: RecipeStudy, job: dict[str, Any], folder: Path) -> dict[str, An
         tasks = [task for task, share in zip(tasks, shares, strict=False) if 0 < share < 1]
     tasks = tasks[: job.get("pool")]
     run = folder / "runs" / job["name"]
-    trainer = Trainer(TrainPlan(study.make_agent, tasks, config), run)
+    trainer = Trainer.create(TrainPlan(study.make_agent, tasks, config), run)
 
     async def trained() -> dict[str, Any]:
         """`Trainer.run`, with an evaluation before the agent is closed."""

@@ -76,7 +76,7 @@ async def test_engine_shows_the_images_and_reads_calls(folder: Path) -> None:
 async def test_recipe_trains_one_step(folder: Path, tmp_path: Path) -> None:
     small = {"model": str(folder), "steps": 1, "tasks_per_step": 2, "num_chains": 2, "checkpoint.every": 1}
     plan = plan_recipe(find_recipe("rooms"), {**small, "zero_variance": "keep"})
-    await Trainer(replace(plan, eval_tasks=plan.eval_tasks[:2]), tmp_path / "run").run()
+    await Trainer.create(replace(plan, eval_tasks=plan.eval_tasks[:2]), tmp_path / "run").run()
     (record,) = [record for record in RunDirectory(tmp_path / "run").records() if record.step == 1]
     assert record.eval is not None
     assert record.metrics["policy/tokens"] > 0

@@ -296,7 +296,7 @@ def test_agent_of_the_original_is_trained_like_a_prebuilt_agent(tmp_path: Path) 
         )
         tasks = [Task.of(draw(seeded(number))) for number in range(16)]
         plan = TrainPlan(lambda **model: agent_class(**model, tools=[Lookup], reward=exact_answer), tasks, config)
-        asyncio.run(Trainer(plan, folder).run())
+        asyncio.run(Trainer.create(plan, folder).run())
         return RunDirectory(folder)
 
     custom, expected = (

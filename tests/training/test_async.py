@@ -101,7 +101,7 @@ async def test_no_trained_token_is_older_than_max_staleness(
     plan = plan_of(
         vowels, small_model, **fields, steps=4, async_training={"max_staleness": staleness}, eval_tasks=HELD_OUT
     )
-    await Trainer(plan, tmp_path / "run").run()
+    await Trainer.create(plan, tmp_path / "run").run()
     records = trained_steps(tmp_path / "run")
     assert [record.step for record in records] == [1, 2, 3, 4]
     for record in records:
@@ -154,7 +154,7 @@ async def wait_for_chains(folder: Path, group: int, attempt: int = 0) -> None:
 async def test_a_slow_chain_carries_over_to_a_later_step(tmp_path: Path, small_model: Path) -> None:
     gate = Gate(0)
     plan = plan_of(gate.score, small_model, async_training={"max_staleness": 3}, zero_variance="keep")
-    async with Trainer(plan, tmp_path / "run") as trainer:
+    async with Trainer.create(plan, tmp_path / "run") as trainer:
         for _ in range(3):
             await trainer.train_step()  # would not return if it waited for the slow chains
         (slow,) = gate.slow
@@ -181,7 +181,7 @@ async def test_a_chain_that_becomes_too_old_is_discarded_and_counted(
     staleness = {"max_staleness": 1, "on_stale": rule}
     plan = plan_of(gate.score, small_model, async_training=staleness, zero_variance="keep")
     with pytest.raises(InterruptedError):  # noqa: PT012
-        async with Trainer(plan, folder) as trainer:
+        async with Trainer.create(plan, folder) as trainer:
             for _ in range(2):
                 await trainer.train_step()
             gate.opened.set()
@@ -192,7 +192,7 @@ async def test_a_chain_that_becomes_too_old_is_discarded_and_counted(
     counted = f"staleness/{'dropped' if rule == 'drop' else 'recomputed'}_chains"
     assert [record.metrics[counted] for record in trained_steps(folder)[:2]] == [0, 4]
     assert steps_of(folder, slow) == ([] if rule == "drop" else [3])
-    await Trainer(plan, folder, resume=True).run()
+    await Trainer.resume(plan, folder).run()
     assert len(trained_steps(folder)) == 6
     assert [record.metrics[counted] for record in trained_steps(folder)[:2]] == [0, 4]  # repeated from the journal
     assert steps_of(folder, slow) == ([] if rule == "drop" else [3])
@@ -223,7 +223,7 @@ async def test_tokens_of_one_chain_have_the_probabilities_of_their_own_weights(
         return agent
 
     config = plan_of(vowels, small_model, async_training={"max_staleness": 2}, max_turns=2).config
-    async with Trainer(TrainPlan(agent, TASKS, config), folder) as trainer:
+    async with Trainer.create(TrainPlan(agent, TASKS, config), folder) as trainer:
         await trainer.train_step()
         trainer.learner.save(tmp_path / "version-1")
         gate.set()
@@ -252,7 +252,7 @@ async def test_tokens_of_one_chain_have_the_probabilities_of_their_own_weights(
 async def test_at_most_one_step_is_sampled_ahead(tmp_path: Path, small_model: Path) -> None:
     gate = Gate(*range(6, 24))
     plan = plan_of(gate.score, small_model, async_training={"max_staleness": 3}, zero_variance="keep")
-    async with Trainer(plan, tmp_path / "run") as trainer:
+    async with Trainer.create(plan, tmp_path / "run") as trainer:
         await trainer.train_step()
         await trainer.train_step()
         step = asyncio.create_task(trainer.train_step())
@@ -271,13 +271,13 @@ async def test_failure_of_a_chain_ends_the_run(tmp_path: Path, small_model: Path
         raise ValueError("oops")
 
     with pytest.raises(Fault, match=r"not one of the 12 chains of step 1 can be trained; most often: reward: .*oops"):
-        await Trainer(plan_of(broken, small_model), tmp_path / "run").run()
+        await Trainer.create(plan_of(broken, small_model), tmp_path / "run").run()
 
 
 async def test_cancelled_run_ends_its_chains_and_resumes(tmp_path: Path, small_model: Path) -> None:
     gate = Gate(4)
     plan = plan_of(gate.score, small_model, async_training={"max_staleness": 3}, zero_variance="keep")
-    trainer = Trainer(plan, tmp_path / "run")
+    trainer = Trainer.create(plan, tmp_path / "run")
     run = asyncio.create_task(trainer.run())
     while len(trained_steps(tmp_path / "run")) < 2 or sum(gate.waiting.values()) < 4:
         await asyncio.sleep(0.001)
@@ -287,7 +287,7 @@ async def test_cancelled_run_ends_its_chains_and_resumes(tmp_path: Path, small_m
     others = asyncio.all_tasks() - {asyncio.current_task()}
     assert [task for task in others if "run_group" in repr(task)] == []
     gate.opened.set()
-    await Trainer(plan, tmp_path / "run", resume=True).run()
+    await Trainer.resume(plan, tmp_path / "run").run()
     assert [record.step for record in trained_steps(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]
 
 
@@ -296,7 +296,7 @@ async def test_run_with_a_journal_that_lacks_lines_is_resumed(
 ) -> None:
     """A step that is not recorded, before one that is: the groups of the first must be run again."""
     plan = plan_of(vowels, small_model, zero_variance="keep")
-    async with Trainer(plan, tmp_path / "run") as trainer:
+    async with Trainer.create(plan, tmp_path / "run") as trainer:
         for _ in range(3):
             await trainer.train_step()
     lines = read_journal(tmp_path / "run")
@@ -304,7 +304,7 @@ async def test_run_with_a_journal_that_lacks_lines_is_resumed(
     kept = [line for line in lines if line.get("step") != 1 and line.get("group") != first]
     (tmp_path / "run" / "rollout.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
     async with asyncio.timeout(60):
-        await Trainer(plan, tmp_path / "run", resume=True).run()
+        await Trainer.resume(plan, tmp_path / "run").run()
     assert "step 2 cannot be repeated" in caplog.text
     assert [record.step for record in trained_steps(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]
 
@@ -350,7 +350,7 @@ def _train_five_steps(folder: Path) -> None:
     plan = plan_recipe(Recipe(RECIPE), overrides)
 
     async def train() -> None:
-        async with Trainer(plan, folder, metadata={"recipe": str(RECIPE), "overrides": overrides}) as trainer:
+        async with Trainer.create(plan, folder, metadata={"recipe": str(RECIPE), "overrides": overrides}) as trainer:
             for _ in range(5):
                 await trainer.train_step()
             await asyncio.Event().wait()

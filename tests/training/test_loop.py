@@ -229,7 +229,7 @@ async def test_cancelled_run_resumes_with_the_same_result(
     """Cancel the second step in each phase: a rollout is abandoned, an update finished, an evaluation left out."""
     changes = {"steps": 3, "checkpoint.every": 10, "loggers": ()}
     plan = plan_recipe(Recipe(RECIPE), changes)
-    trainer = Trainer(plan, tmp_path / "run")
+    trainer = Trainer.create(plan, tmp_path / "run")
     running = asyncio.create_task(trainer.run())
     reached = trainer._loggers.progress
 
@@ -244,7 +244,7 @@ async def test_cancelled_run_resumes_with_the_same_result(
     stopped = RunDirectory(tmp_path / "run")
     assert stopped.report.exists()
     assert [record.step for record in stopped.records()] == ([0, 1] if phase == "rollout" else [0, 1, 2])
-    await Trainer(plan, tmp_path / "run", resume=True).run()
+    await Trainer.resume(plan, tmp_path / "run").run()
     trained = [
         [{name: value for name, value in line.items() if not name.startswith("eval/")} for line in figures(run)]
         for run in (RunDirectory(finished), RunDirectory(tmp_path / "run"))
@@ -256,7 +256,7 @@ async def test_run_cancelled_while_a_step_is_logged_has_a_checkpoint_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = plan_recipe(Recipe(RECIPE), {"steps": 5, "checkpoint.every": 10, "evaluation.every": None, "loggers": ()})
-    trainer = Trainer(plan, tmp_path / "run")
+    trainer = Trainer.create(plan, tmp_path / "run")
     running = asyncio.create_task(trainer.run())
 
     def cancel(record: StepRecord) -> None:
@@ -275,7 +275,7 @@ async def test_run_cancelled_in_a_rollout_keeps_the_checkpoint_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = plan_recipe(Recipe(RECIPE), {"checkpoint.every": 1, "checkpoint.keep": 1, "loggers": ()})
-    trainer = Trainer(plan, tmp_path / "run")
+    trainer = Trainer.create(plan, tmp_path / "run")
     running = asyncio.create_task(trainer.run())
     folders = []
 
@@ -324,7 +324,7 @@ def test_agent_that_cannot_be_trained_is_closed_with_the_learner(
     monkeypatch.setattr("agentfly.training.local_learner.LocalLearner.close", lambda _: closed.append("learner"))
     plan = plan_recipe(Recipe(RECIPE), {})
     with pytest.raises(ConfigError, match="this agent has no reward"):
-        Trainer(replace(plan, make_agent=lambda **model: HFAgent(**model)), tmp_path / "run")
+        Trainer.create(replace(plan, make_agent=lambda **model: HFAgent(**model)), tmp_path / "run")
     assert closed == ["learner"]
     assert not (tmp_path / "run").exists()
 

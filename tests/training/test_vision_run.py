@@ -86,7 +86,7 @@ async def test_run_trains_on_images_and_its_checkpoint_has_the_processor(
         **changes,
     )
     plan = TrainPlan(lambda **settings: make_agent(**settings), [ask(number) for number in range(4)], config)
-    await Trainer(plan, tmp_path / "run").run()
+    await Trainer.create(plan, tmp_path / "run").run()
     directory = RunDirectory(tmp_path / "run")
     records = [record.metrics for record in directory.records() if record.metrics]
     assert len(records) == 2

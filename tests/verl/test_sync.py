@@ -40,7 +40,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     from agentfly.training.trainer import Trainer
 
     folder = tmp_path_factory.mktemp("local") / "run"
-    asyncio.run(Trainer(plan_recipe(Recipe(RECIPE), {"loggers": []}), folder).run())
+    asyncio.run(Trainer.create(plan_recipe(Recipe(RECIPE), {"loggers": []}), folder).run())
     return RunDirectory(folder)
 
 

@@ -133,7 +133,7 @@ async def _sample_chain(plan: TrainPlan, report: Report) -> None:
     config = plan.config.override({"evaluation": {}, "loggers": ()})
     try:
         with tempfile.TemporaryDirectory() as folder:
-            async with Trainer(replace(plan, config=config, eval_tasks=()), Path(folder, "run")) as trainer:
+            async with Trainer.create(replace(plan, config=config, eval_tasks=()), Path(folder, "run")) as trainer:
                 report("weight sync", True, "the sampler has the learner's weights")
                 sampling = replace(config.sampling, max_tokens=MAX_TOKENS)
                 options = config.agent_options(sampling=sampling, seed=0, max_turns=min(config.max_turns, 2))

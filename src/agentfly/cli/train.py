@@ -83,7 +83,7 @@ def train_recipe(
 
     metadata = {"recipe": str(recipe.path.resolve()), "overrides": overrides}
     with _claim_folder(folder, recipe.name) as run_folder:
-        trainer = Trainer(plan, run_folder, metadata=metadata)
+        trainer = Trainer.create(plan, run_folder, metadata=metadata)
         with _report_run(trainer.config, run_folder, str(trainer.memory)):
             asyncio.run(trainer.run())
 
@@ -123,7 +123,7 @@ def resume_run(folder: Path, from_step: int | None, changes: Sequence[str] = ())
         return
     from agentfly.training.trainer import Trainer
 
-    trainer = Trainer(plan, folder, metadata={"overrides": overrides}, resume=True, from_step=from_step)
+    trainer = Trainer.resume(plan, folder, metadata={"overrides": overrides}, from_step=from_step)
     with _report_run(trainer.config, folder, str(trainer.memory)):
         asyncio.run(trainer.run())
 

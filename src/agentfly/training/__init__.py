@@ -39,5 +39,6 @@ def train(
         return RunDirectory(run, must_exist=False)  # the machine of another rank may not have it
     from agentfly.training.trainer import Trainer
 
-    wait_for(Trainer(plan, Path(run), resume=resume).run())
+    start = Trainer.resume if resume else Trainer.create
+    wait_for(start(plan, Path(run)).run())
     return RunDirectory(run)

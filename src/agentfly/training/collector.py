@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from agentfly.agent import BaseAgent
 from agentfly.algorithms.base import Episode, Group
@@ -79,32 +80,38 @@ def split_seconds(trajectories: Sequence[Trajectory], seconds: float) -> dict[st
     return {name: share * seconds for name, share in shares.items()}
 
 
-class Collector(Protocol):
-    """Provides the chains of each step to the trainer; `StepCollector` and `AsyncCollector` implement it."""
+class Collector(ABC):
+    """Provides the chains of each step to the trainer.
 
+    The methods beside `collect` do nothing by default: they are for a collector whose chains run between two steps.
+    """
+
+    @abstractmethod
     async def collect(self, step: int) -> RolloutBatch:
         """Return the chains of the next `tasks_per_step` tasks. Raises Fault if none of them can be trained."""
 
-    def advance(self, version: int) -> None:
+    def advance(self, version: int) -> None:  # noqa: B027
         """Called when the weights of `version` have been sent to the backend."""
 
     def pop_metrics(self, seconds: float) -> dict[str, float]:
         """Metrics of the collector itself since the last call, which was `seconds` ago."""
+        return {}
 
     def state_dict(self) -> dict[str, Any]:
         """JSON values that a checkpoint keeps beside the position in the tasks."""
+        return {}
 
-    def restore(self, step: int, state: Mapping[str, Any]) -> None:
+    def restore(self, step: int, state: Mapping[str, Any]) -> None:  # noqa: B027
         """Continue after `step`, with the state of its checkpoint; empty where there is none."""
 
-    def mark_checkpoint(self, step: int) -> None:
+    def mark_checkpoint(self, step: int) -> None:  # noqa: B027
         """Called when the checkpoint of `step` is complete."""
 
-    async def close(self) -> None:
+    async def close(self) -> None:  # noqa: B027
         """Cancel chains that are running."""
 
 
-class StepCollector:
+class StepCollector(Collector):
     """Runs the agent on the next tasks, one step at a time: nothing runs between two calls of `collect`."""
 
     def __init__(
@@ -142,24 +149,6 @@ class StepCollector:
             if len(selection.groups) == config.tasks_per_step:
                 break
         return self._build_batch(step, trajectories, selection, greedy, seconds=time.perf_counter() - start)
-
-    def advance(self, version: int) -> None:
-        """Nothing samples while weights are sent."""
-
-    def pop_metrics(self, seconds: float) -> dict[str, float]:
-        return {}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def restore(self, step: int, state: Mapping[str, Any]) -> None:
-        """Nothing is kept between two steps."""
-
-    def mark_checkpoint(self, step: int) -> None:
-        """Nothing is kept between two steps."""
-
-    async def close(self) -> None:
-        """No chain runs between two steps."""
 
     def _build_batch(
         self,

@@ -18,6 +18,7 @@ from typing import Any, Self
 
 import torch
 
+from agentfly.agent import BaseAgent
 from agentfly.algorithms.kl import KLController
 from agentfly.evaluation import evaluate
 from agentfly.models import resolve
@@ -42,6 +43,8 @@ from agentfly.training.build import build_learner_and_agent
 from agentfly.training.checkpoint import CheckpointManager, TrainerState, refuse_unsafe_changes
 from agentfly.training.collector import Collector, RolloutBatch, StepCollector
 from agentfly.training.launch import is_torchrun_rank
+from agentfly.training.learner import Learner, Teacher
+from agentfly.training.memory import MemoryPlan
 from agentfly.training.plan import TrainPlan
 from agentfly.training.task_sampler import DifficultySampler, TaskSampler
 from agentfly.training.teacher import TeacherServer
@@ -52,93 +55,94 @@ from agentfly.trajectory import Trajectory
 class Trainer:
     """One training run. `run` executes it; `async with` opens it for stepping by hand with `train_step`."""
 
-    def __init__(
-        self,
+    @classmethod
+    def create(cls, plan: TrainPlan, folder: Path, *, metadata: Mapping[str, Any] | None = None) -> Self:
+        """Start a run in a folder that has none. metadata: stored beside the configuration."""
+        with ExitStack() as undo:
+            learner, agent, memory = build_learner_and_agent(plan, undo, sharded=is_torchrun_rank())
+            settings = {**plan.config.to_json(), **(metadata or {}), "memory": memory.to_json()}
+            writer = RunWriter.create(folder, settings, plan.recipe)
+            undo.callback(writer.discard_if_empty)
+            trainer = cls(plan, learner, agent, memory, writer)
+            trainer._collector.mark_checkpoint(0)
+            undo.pop_all()
+        return trainer
+
+    @classmethod
+    def resume(
+        cls,
         plan: TrainPlan,
         folder: Path,
         *,
         metadata: Mapping[str, Any] | None = None,
-        resume: bool = False,
         from_step: int | None = None,
-    ) -> None:
-        """Start a run in a folder that has none, or resume the one in it.
+    ) -> Self:
+        """Resume the run in a folder, after its newest checkpoint, or from the start if it has none.
 
-        metadata: stored beside the configuration; a resumed run replaces both. from_step: resume after this step's
-        checkpoint instead of the newest; a run without checkpoints resumes from the start.
+        metadata: replaces what is stored. from_step: resume after this step's checkpoint instead of the newest.
         """
         config = plan.config
-        state = model_folder = None
+        refuse_unsafe_changes(config, RunDirectory(folder))
+        checkpoints = CheckpointManager(folder / "checkpoints", config.checkpoint.keep)
+        has_checkpoint = bool(checkpoints.candidates()) or from_step is not None
+        state, model_folder = checkpoints.load(from_step) if has_checkpoint else (None, None)
         with ExitStack() as undo:
-            if resume:
-                refuse_unsafe_changes(config, RunDirectory(folder))
-                checkpoints = CheckpointManager(folder / "checkpoints", config.checkpoint.keep)
-                if checkpoints.candidates() or from_step is not None:
-                    state, model_folder = checkpoints.load(from_step)
-                writer = undo.enter_context(RunWriter.open(folder))
-            learner, agent, self.memory = build_learner_and_agent(plan, undo, sharded=is_torchrun_rank())
-            if resume and state is not None and model_folder is not None:
+            writer = undo.enter_context(RunWriter.open(folder))
+            learner, agent, memory = build_learner_and_agent(plan, undo, sharded=is_torchrun_rank())
+            if state is not None and model_folder is not None:
                 learner.load(model_folder)
                 checkpoints.remove_after(state.step)
-            settings = {**config.to_json(), **(metadata or {}), "memory": self.memory.to_json()}
-            if resume:
-                # Now that everything is loaded: a resume that fails must not remove what is after its step.
-                writer.truncate_after(-1 if state is None else state.step)
-                writer.update_config(settings)
-            else:
-                writer = RunWriter.create(folder, settings, plan.recipe)
-                undo.callback(writer.discard_if_empty)
-            tokenizer = load_tokenizer(resolve(config.model))
-            self._loggers = open_loggers(config.loggers, writer)
-            self.config = config
-            self.learner = learner
-            self.agent = agent
-            self._plan = plan
-            self._writer = writer
-            self._save_tokenizer = partial(
-                save_tokenizer, tokenizer, chat_template=None if agent.template is None else agent.template.source
-            )
-            self._checkpoints = CheckpointManager(writer.checkpoints, config.checkpoint.keep)
-            make_sampler = DifficultySampler if config.zero_variance == "avoid" else TaskSampler
-            self._task_sampler = make_sampler(plan.tasks, config.seed)
-            make = partial(AsyncCollector, journal=writer.path / "rollout.jsonl")
-            self._collector: Collector = (make if config.async_training.max_staleness else StepCollector)(
-                agent, self._task_sampler, config, self._loggers.progress
-            )
-            self._canary = Canary(learner, agent.backend)
-            beside_engine = config.async_training.max_staleness > 0 and learner.device.type == "cuda"
-            self._stream = torch.cuda.Stream() if beside_engine else None
-            self._teacher = learner if config.teacher.base_url is None else TeacherServer(config)
-            self._kl = KLController(config.kl.coef, config.kl.target)
-            self._alarm_monitor = AlarmMonitor()
-            self._unwritten: list[Alarm] = []
-            """Alarms of this step for chains that could not be written."""
-            self._best: tuple[float, int] | None = None
-            """Mean reward of the best evaluation, and the step it followed."""
-            self.step = 0
-            """Steps completed, or the step in progress."""
-            self._seconds: dict[str, float] = {}
-            """Seconds of this step by phase."""
-            self._phase = ""
-            """The phase in progress."""
-            self._stopping = False
-            """Whether the run was cancelled and ends after this step."""
-            self._step_position = 0
-            """Position in the tasks at the start of the step."""
-            self._step_ended = 0.0
-            self._open = AsyncExitStack()
+            # Now that everything is loaded: a resume that fails must not remove what is after its step.
+            writer.truncate_after(-1 if state is None else state.step)
+            writer.update_config({**config.to_json(), **(metadata or {}), "memory": memory.to_json()})
+            trainer = cls(plan, learner, agent, memory, writer)
             if state is not None:
-                values = state.values
-                self.step = state.step
-                self._task_sampler.load_state_dict(values["tasks"])
-                self._kl.load_state_dict(values["kl"])
-                learner.set_kl_coef(self._kl.coef)
-                self._best = None if values["best"] is None else (values["best"][0], values["best"][1])
-                learner.load_state_dict(state.tensors, values["learner"])
-            if resume:
-                self._collector.restore(self.step, {} if state is None else state.values.get("rollout", {}))
-            else:
-                self._collector.mark_checkpoint(0)
+                trainer._load_state(state)
+            rollout = {} if state is None else state.values.get("rollout", {})
+            trainer._collector.restore(trainer.step, rollout)
             undo.pop_all()
+        return trainer
+
+    def __init__(
+        self, plan: TrainPlan, learner: Learner, agent: BaseAgent, memory: MemoryPlan, writer: RunWriter
+    ) -> None:
+        """Use `create` or `resume`, which build the parts of a run and release them where one of them fails."""
+        config = plan.config
+        self.config = config
+        self.learner = learner
+        self.agent = agent
+        self.memory = memory
+        self.step = 0
+        """Steps completed, or the step in progress."""
+        self._plan = plan
+        self._writer = writer
+        self._loggers = open_loggers(config.loggers, writer)
+        self._checkpoints = CheckpointManager(writer.checkpoints, config.checkpoint.keep)
+        self._tokenizer = load_tokenizer(resolve(config.model))
+        make_sampler = DifficultySampler if config.zero_variance == "avoid" else TaskSampler
+        self._task_sampler = make_sampler(plan.tasks, config.seed)
+        is_async = config.async_training.max_staleness > 0
+        make_collector = partial(AsyncCollector, journal=writer.path / "rollout.jsonl") if is_async else StepCollector
+        self._collector: Collector = make_collector(agent, self._task_sampler, config, self._loggers.progress)
+        self._canary = Canary(learner, agent.backend)
+        self._stream = torch.cuda.Stream() if is_async and learner.device.type == "cuda" else None
+        self._teacher: Teacher = learner if config.teacher.base_url is None else TeacherServer(config)
+        self._kl = KLController(config.kl.coef, config.kl.target)
+        self._alarm_monitor = AlarmMonitor()
+        self._unwritten: list[Alarm] = []
+        """Alarms of this step for chains that could not be written."""
+        self._best: tuple[float, int] | None = None
+        """Mean reward of the best evaluation, and the step it followed."""
+        self._seconds: dict[str, float] = {}
+        """Seconds of this step by phase."""
+        self._phase = ""
+        """The phase in progress."""
+        self._stopping = False
+        """Whether the run was cancelled and ends after this step."""
+        self._step_position = 0
+        """Position in the tasks at the start of the step."""
+        self._step_ended = 0.0
+        self._open = AsyncExitStack()
 
     async def run(self) -> None:
         """Run all remaining steps, then write the report. If cancelled, end with a checkpoint and the report."""
@@ -360,11 +364,22 @@ class Trainer:
         }
 
         def write_model(folder: Path) -> None:
+            template = self.agent.template
             self.learner.save(folder)
-            self._save_tokenizer(folder)
+            save_tokenizer(self._tokenizer, folder, chat_template=None if template is None else template.source)
 
         self._checkpoints.save(TrainerState(self.step, tensors, values), write_model, best=self._best_step)
         self._collector.mark_checkpoint(self.step)
+
+    def _load_state(self, state: TrainerState) -> None:
+        """Continue after a checkpoint, whose model is loaded."""
+        values = state.values
+        self.step = state.step
+        self._task_sampler.load_state_dict(values["tasks"])
+        self._kl.load_state_dict(values["kl"])
+        self.learner.set_kl_coef(self._kl.coef)
+        self._best = None if values["best"] is None else (values["best"][0], values["best"][1])
+        self.learner.load_state_dict(state.tensors, values["learner"])
 
 
 def _run_on_stream(stream: torch.cuda.Stream, function: Callable[..., Any], *args: Any) -> Any:

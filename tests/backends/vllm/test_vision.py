@@ -218,7 +218,7 @@ async def test_run_trains_on_images_of_tasks_and_tools(tmp_path: Path) -> None:
     )
     tasks = [Task((Message("user", ("What? ", picture(56, 56, number))),), {}, f"task{number}") for number in range(4)]
     plan = TrainPlan(lambda **settings: LookingAgent(**settings, tools=[look], reward=num_letters), tasks, config)
-    await Trainer(plan, tmp_path / "run").run()
+    await Trainer.create(plan, tmp_path / "run").run()
     directory = RunDirectory(tmp_path / "run")
     steps = [record.metrics for record in directory.records() if record.metrics]
     assert len(steps) == 3
