@@ -4,7 +4,7 @@
     agentfly train examples/external_agent.py
 
 `solve` is an ordinary loop around an OpenAI-compatible API; an agent of another package, or a program in another
-language, works in the same way (docs/gateway.md). The gateway records its calls token by token.
+language, works in the same way (docs/integrations.md). The gateway records its calls token by token.
 """
 
 import json
