@@ -33,7 +33,7 @@ HEADER = ["environment", "instances", "steps/s", "resets/s", "MB per further ins
 
 def list_environments() -> list[str]:
     """The prebuilt environments that have tasks and an expert."""
-    there = (getattr(environments, name) for name in environments.__all__)
+    there = (getattr(environments, name) for name in dir(environments))
     return [each.__name__ for each in there if has_tasks(each) and each.expert is not Environment.expert]
 
 

@@ -307,13 +307,14 @@ async def test_custom_generate_may_sample_repeatedly_and_its_result_is_recorded(
 
 async def test_reply_has_at_most_1024_tokens_by_default() -> None:
     backend = Recording("a" * 2000)
-    (trajectory,) = await byte_agent(backend).run("Go.")
-    assert trajectory.stop is StopReason.TRUNCATED
-    assert trajectory.sampled_tokens == 1024
+    (whole,) = await byte_agent(backend).run("Go.")
+    assert [request.sampling.max_tokens for request in backend.requests] == [1024]
+    assert whole.sampled_tokens == 2001  # a script is not cut by a default that is for models
+    (cut,) = await byte_agent(Recording("a" * 2000)).run("Go.", sampling={"max_tokens": 1024})
+    assert cut.stop is StopReason.TRUNCATED
+    assert cut.sampled_tokens == 1024
     (cut,) = await byte_agent(Recording("a" * 2000, context_length=500)).run("Go.")
     assert cut.stop is StopReason.CONTEXT_LIMIT
-    (whole,) = await byte_agent(Recording("a" * 2000)).run("Go.", sampling={"max_tokens": None})
-    assert whole.sampled_tokens == 2001
 
 
 # ── chains without a score ──

@@ -84,7 +84,7 @@ SLOW = dict.fromkeys(("MiniWoB", "VisualWebShop"), browser_full)
 
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("drawing_process")
-@pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW.get(name, ())) for name in environments.__all__])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW.get(name, ())) for name in dir(environments)])
 def test_prebuilt_environment_keeps_the_contract(
     name: str, openai_server: OpenAIServer, request: pytest.FixtureRequest
 ) -> None:

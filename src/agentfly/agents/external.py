@@ -83,21 +83,21 @@ class ExternalChain(Chain):
                 raise
             # The program gave up because of what the gateway answered last.
             self._add_failure(FailureKind.AGENT, f"the program gave up: {describe(error)}")
-            self.prediction = session.last_message.text
+            self.state.prediction = session.last_message.text
             return session.stop
         else:
             await gateway.close_session(key)
             if isinstance(result, Mapping):
                 self._returned = dict(result)
                 result = self._returned.pop("prediction", None)
-            self.prediction = session.last_message.text if result is None else str(result)
+            self.state.prediction = session.last_message.text if result is None else str(result)
             return session.stop or StopReason.ANSWER
         finally:
             recorder = session.recorder
             assert recorder is not None
-            self.transcript = recorder  # type: ignore[assignment]  # it has what a finished chain needs of one
-            self.turns = recorder.turns
-            self.failures += session.failures
+            self.state.transcript = recorder  # type: ignore[assignment]  # it has what a finished chain needs of one
+            self.state.turns = recorder.turns
+            self.state.failures += session.failures
 
     async def _run_program(self, connection: Mapping[str, str]) -> Any:
         agent = self.agent

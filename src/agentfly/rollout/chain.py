@@ -8,14 +8,15 @@ from __future__ import annotations
 import asyncio
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from agentfly.backends.base import PromptFormat, Request
+from agentfly.environment import Environment
 from agentfly.errors import (
     BackendFault,
     ConfigError,
@@ -29,7 +30,7 @@ from agentfly.errors import (
 from agentfly.resources import Leases
 from agentfly.rollout.config import ChainAgent, ChainSettings
 from agentfly.rollout.events import ChainScored, ChainStarted, Event, ReplyReceived, TokensSampled
-from agentfly.rollout.history import ForkPoint, Transcript, append_user_text, join_content
+from agentfly.rollout.history import Transcript, append_user_text, join_content
 from agentfly.rollout.limits import StopPolicy, limit_sampling, seed_for_turn
 from agentfly.rollout.tool_calls import ToolRunner
 from agentfly.segment import Author
@@ -48,11 +49,47 @@ from agentfly.types import Completion, FinishReason, Message, Reply, Sampling, T
 
 _UNSCORED = {FailureKind.ENVIRONMENT, FailureKind.BACKEND, FailureKind.AGENT, FailureKind.CANCELLED}
 """Failures after which the model's behavior cannot be scored."""
-_FORKED = (
-    "transcript", "turns", "failures", "prediction", "_stop_policy", "_initial", "_num_calls", "_num_sampled",
-    "_summarizing",
-)  # fmt: skip
-"""The state of a chain between two turns."""
+
+
+@dataclass(slots=True)
+class ChainState:
+    """What a chain has done so far. A chain that is forked from it goes on with a copy."""
+
+    transcript: Transcript
+    stop_policy: StopPolicy
+    turns: list[TurnRecord] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    initial: Sequence[Message] = ()
+    """Messages of the prompt before the first reply."""
+    prediction: str = ""
+    num_calls: int = 0
+    num_sampled: int = 0
+    summarizing: bool = False
+    """Whether the next reply is a summary of the history."""
+
+    def copy(self) -> ChainState:
+        """A copy that goes on separately."""
+        return replace(
+            self,
+            transcript=copy(self.transcript),
+            stop_policy=copy(self.stop_policy),
+            turns=list(self.turns),
+            failures=list(self.failures),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ForkPoint:
+    """A chain between two turns, from which other chains continue."""
+
+    state: ChainState
+    environments: Mapping[type[Environment], Any]
+    """Snapshots of its environment instances."""
+
+    @property
+    def turn(self) -> int:
+        """Turns so far."""
+        return len(self.state.turns)
 
 
 class Chain:
@@ -79,18 +116,11 @@ class Chain:
         self.chain = chain
         self.settings = settings
         self.leases = leases
-        self.transcript = Transcript(agent.template if agent.backend.prompt_format is PromptFormat.TOKENS else None)
-        self.turns: list[TurnRecord] = []
-        self.failures: list[Failure] = []
-        self.prediction = ""
+        template = agent.template if agent.backend.prompt_format is PromptFormat.TOKENS else None
+        self.state = ChainState(Transcript(template), StopPolicy(agent.control))
         self._name = chain_id(group, chain)
-        self._stop_policy = StopPolicy(agent.control)
-        self._initial: Sequence[Message] = ()
-        self._num_calls = 0
-        self._num_sampled = 0
         self._truncation = StopReason.TRUNCATED
         """Stop reason if the current turn is truncated at its token limit."""
-        self._summarizing = False
         self._attempt = 0
         self._unrecorded: FinishReason | None = None
         """Finish reason of a reply whose calls are running; None between turns."""
@@ -104,19 +134,20 @@ class Chain:
         self._attempt = attempt
         stop = await self._run_loop()
         treatment = self.settings.failures.treatment(stop.failure)
-        if not self.turns and stop is StopReason.CONTEXT_LIMIT:  # no reply of the model: nothing to score or train
+        # Without a reply of the model there is nothing to score or train.
+        if not self.state.turns and stop is StopReason.CONTEXT_LIMIT:
             self._add_failure(FailureKind.TRUNCATION, "the task's prompt leaves no room for a reply in the context")
             treatment = TrainingTreatment.MASK
         trajectory = Trajectory(
             task=self.task,
-            segments=self.transcript.close(),
-            turns=tuple(self.turns),
+            segments=self.state.transcript.close(),
+            turns=tuple(self.state.turns),
             stop=stop,
-            prediction=self.prediction,
+            prediction=self.state.prediction,
             group=self.group,
             chain=self.chain,
             treatment=treatment,
-            failures=(*earlier, *self.failures),
+            failures=(*earlier, *self.state.failures),
             seconds=time.perf_counter() - started,
             attempts=attempt + 1,
         )
@@ -151,35 +182,34 @@ class Chain:
         assert stop.failure is not None
         self._add_failure(stop.failure, message)
         if self._unrecorded is not None:  # sampled tokens belong to a turn even if its calls failed
-            self.turns.append(TurnRecord(self._unrecorded))
+            self.state.turns.append(TurnRecord(self._unrecorded))
         return stop
 
     async def _begin(self) -> StopReason | None:
         """Show the task to the model, or continue from a fork point. Returns a stop reason where that is impossible."""
         self._emit(ChainStarted, self.task)
         if (start := self._start) is not None:
-            vars(self).update({name: copy(value) for name, value in start.state.items()})
+            self.state = start.state.copy()
             if self._attempt:  # an earlier attempt has recorded them
-                self.failures = []
+                self.state.failures.clear()
             await self.leases.restore(start.environments)
             return None
         try:
             prepare = partial(self.agent.initial_messages, self.task)
             has_images = any(message.images for message in self.task.messages)  # decoding would block other chains
-            self._initial = await asyncio.to_thread(prepare) if has_images else prepare()
+            self.state.initial = await asyncio.to_thread(prepare) if has_images else prepare()
         except DataError as error:  # a bad image ends this chain, not the run
             self._add_failure(FailureKind.AGENT, f"task {self.task.id!r}: {error}")
             return StopReason.AGENT_FAULT
-        self.transcript.begin(self._initial, Author.TASK, turn=0)
+        self.state.transcript.begin(self.state.initial, Author.TASK, turn=0)
         return None
 
     async def _fork(self) -> None:
         """At the branching point: pass on the state that other chains continue from."""
         branching = self.settings.branching
-        if self._on_fork is None or branching is None or len(self.turns) != branching.turn:
+        if self._on_fork is None or branching is None or len(self.state.turns) != branching.turn:
             return
-        state = {name: copy(getattr(self, name)) for name in _FORKED}
-        self._on_fork(ForkPoint(len(self.turns), state, await self.leases.snapshot()))
+        self._on_fork(ForkPoint(self.state.copy(), await self.leases.snapshot()))
         self._on_fork = None
 
     async def _loop(self) -> StopReason:
@@ -192,7 +222,7 @@ class Chain:
                 return sampling
             started = time.perf_counter()
             request, completion = await self.agent.sample(
-                self._build_request(sampling), self.transcript.messages, self._replace_history
+                self._build_request(sampling), self.state.transcript.messages, self._replace_history
             )
             generation_s = time.perf_counter() - started
             if completion.finish is FinishReason.ABORTED:
@@ -204,26 +234,26 @@ class Chain:
             started = time.perf_counter()
             reply, message = self._parse_reply(request, completion)
             calls = message.tool_calls
-            results = await self._run_calls(calls) if calls and not self._summarizing else []
+            results = await self._run_calls(calls) if calls and not self.state.summarizing else []
             self._record_turn(completion, results, generation_s, time.perf_counter() - started)
-            if self._summarizing:
+            if self.state.summarizing:
                 self._fold_summary(message.text)
                 continue
             # The answer if the chain ends here: the ending tool's observation, the marked answer, or the whole text.
-            self.prediction = message.text if reply.answer is None else reply.answer
+            self.state.prediction = message.text if reply.answer is None else reply.answer
             ending = next((result for result in results if result.ends_chain), None)
             if ending is not None and ending.status is not CallStatus.TIMEOUT:
-                self.prediction = Message("tool", ending.observation).text
+                self.state.prediction = Message("tool", ending.observation).text
             truncation = self._truncation if completion.finish is FinishReason.LENGTH else None
-            stop, nudge = self._stop_policy.decide(reply, results, truncation)
+            stop, nudge = self.state.stop_policy.decide(reply, results, truncation)
             observe = partial(self.agent.observe, calls[: len(results)], results)
             has_images = any(isinstance(result.observation, tuple) for result in results)
             observations = append_user_text(await asyncio.to_thread(observe) if has_images else observe(), nudge)
             author = Author.TOOL if results else Author.USER
-            if stop is None and len(self.turns) >= self.settings.limits.max_turns:
+            if stop is None and len(self.state.turns) >= self.settings.limits.max_turns:
                 stop = StopReason.MAX_TURNS
             if stop is not None:
-                self.transcript.note(observations, author, turn=len(self.turns) - 1)
+                self.state.transcript.note(observations, author, turn=len(self.state.turns) - 1)
                 return stop
             self._show(observations, author)
 
@@ -232,34 +262,34 @@ class Chain:
     def _next_sampling(self) -> Sampling | StopReason:
         """Sampling parameters of the next turn, with max_tokens within all limits; a stop reason if none are left."""
         limits, sampling = self.settings.limits, self.settings.sampling
-        if len(self.turns) >= limits.max_turns:
+        if len(self.state.turns) >= limits.max_turns:
             return StopReason.MAX_TURNS
         limited, self._truncation = limit_sampling(
             sampling,
             limits,
-            prompt=len(self.transcript.segment),
-            sampled=self._num_sampled,
+            prompt=len(self.state.transcript.segment),
+            sampled=self.state.num_sampled,
             context_length=self.agent.backend.context_length,
-            seed=seed_for_turn(self.settings.seed, self.group, self.chain, len(self.turns)),
+            seed=seed_for_turn(self.settings.seed, self.group, self.chain, len(self.state.turns)),
         )
         return self._truncation if limited is None else limited
 
     def _build_request(self, sampling: Sampling) -> Request:
-        turn = len(self.turns)
+        turn = len(self.state.turns)
         template = self.agent.template
         if template is None or self.agent.backend.prompt_format is PromptFormat.MESSAGES:
             on_text = None if self.settings.observer is None else partial(self._emit, TokensSampled, turn, ())
             return Request(
                 (),
                 sampling,
-                messages=tuple(self.transcript.messages),
+                messages=tuple(self.state.transcript.messages),
                 tools=self.agent.schemas,
                 chain=self._name,
                 turn=turn,
                 priority=self.settings.priority,
                 on_text=on_text,
             )
-        segment = self.transcript.segment
+        segment = self.state.transcript.segment
         prompt = segment.prompt
         on_tokens = None
         if self.settings.observer is not None:
@@ -285,7 +315,7 @@ class Chain:
         """Begin a segment with the history that the agent made, and return its request."""
         if self.settings.folding is not None:
             raise ConfigError("folding= and an agent that changes its history exclude each other; keep one")
-        self.transcript.begin(messages, Author.HISTORY, len(self.turns))
+        self.state.transcript.begin(messages, Author.HISTORY, len(self.state.turns))
         sampling = self._next_sampling()
         if isinstance(sampling, StopReason):
             raise Fault(f"the history that generate_async passed leaves no room for a reply ({sampling.value})")
@@ -295,7 +325,7 @@ class Chain:
 
     def _parse_reply(self, request: Request, completion: Completion) -> tuple[Reply, Message]:
         """Parse a turn and record its message, in which every call has an id, which pairs it with its result."""
-        turn = len(self.turns)
+        turn = len(self.state.turns)
         reply = self.agent.read(request, completion)
         if not isinstance(reply, Reply):
             raise ConfigError(f"{type(self.agent).__name__}.parse returned a {type(reply).__name__}, not a Reply")
@@ -307,11 +337,11 @@ class Chain:
         if not all(call.id for call in message.tool_calls):
             calls = []
             for call in message.tool_calls:
-                self._num_calls += 1
-                call_id = call.id or f"call{self._num_calls:05d}"
+                self.state.num_calls += 1
+                call_id = call.id or f"call{self.state.num_calls:05d}"
                 calls.append(ToolCall(call.name, call.arguments, call_id, call.problem, call.raw))
             message = Message("assistant", message.content, tuple(calls), message.thinking)
-        self.transcript.add_completion(completion, message, self.agent.history_message(message), turn)
+        self.state.transcript.add_completion(completion, message, self.agent.history_message(message), turn)
         self._unrecorded = completion.finish
         self._emit(ReplyReceived, turn, message)
         return reply, message
@@ -328,7 +358,7 @@ class Chain:
         return await runner.run(calls, limit)
 
     def _context(self) -> Context:
-        return Context(self.task, self.group, self.chain, len(self.turns))
+        return Context(self.task, self.group, self.chain, len(self.state.turns))
 
     def _record_turn(
         self, completion: Completion, results: Sequence[ToolResult], generation_s: float, tools_s: float
@@ -337,36 +367,36 @@ class Chain:
             if result.status in (CallStatus.ERROR, CallStatus.TIMEOUT):
                 self._add_failure(FailureKind.TOOL, Message("tool", result.observation).text)
         records = tuple([result.record for result in results])
-        self.turns.append(TurnRecord(completion.finish, records, generation_s, tools_s))
+        self.state.turns.append(TurnRecord(completion.finish, records, generation_s, tools_s))
         self._unrecorded = None
-        self._num_sampled += len(completion.token_ids)
+        self.state.num_sampled += len(completion.token_ids)
         if not completion.token_ids:  # without ids nothing can be counted, so a token limit would have no effect
             for name in ("max_chain_tokens", "context_length"):
                 if getattr(self.settings.limits, name) is not None:
                     raise ConfigError(f"{name} cannot be enforced: the server returns no token ids to count")
 
     def _add_failure(self, kind: FailureKind, message: str) -> None:
-        self.failures.append(Failure(kind, message, len(self.turns), self._attempt))
+        self.state.failures.append(Failure(kind, message, len(self.state.turns), self._attempt))
 
     def _show(self, observations: Sequence[Message], author: Author) -> None:
         """Append the observations to the prompt, or begin a new segment if the folding rule rewrites the history."""
-        folding, turn = self.settings.folding, len(self.turns)
+        folding, turn = self.settings.folding, len(self.state.turns)
         if folding is not None:
-            later = [*self.transcript.messages[len(self._initial) :], *observations]
-            if (question := folding.summary_request(later, len(self.transcript.segment))) is not None:
-                self._summarizing = True
+            later = [*self.state.transcript.messages[len(self.state.initial) :], *observations]
+            if (question := folding.summary_request(later, len(self.state.transcript.segment))) is not None:
+                self.state.summarizing = True
                 observations = append_user_text(observations, [question])
-            elif (folded := folding.fold(self._initial, later, None)) is not None:
-                self.transcript.begin(folded, Author.HISTORY, turn)
+            elif (folded := folding.fold(self.state.initial, later, None)) is not None:
+                self.state.transcript.begin(folded, Author.HISTORY, turn)
                 return
-        self.transcript.add(observations, author, turn)
+        self.state.transcript.add(observations, author, turn)
 
     def _fold_summary(self, summary: str) -> None:
-        self._summarizing = False
+        self.state.summarizing = False
         assert self.settings.folding is not None
-        messages = self.transcript.messages
-        folded = self.settings.folding.fold(self._initial, messages[len(self._initial) :], summary)
-        self.transcript.begin(messages if folded is None else folded, Author.HISTORY, len(self.turns))
+        messages = self.state.transcript.messages
+        folded = self.settings.folding.fold(self.state.initial, messages[len(self.state.initial) :], summary)
+        self.state.transcript.begin(messages if folded is None else folded, Author.HISTORY, len(self.state.turns))
 
     async def _score(self, trajectory: Trajectory) -> Trajectory:
         """Attach the score; it stays None without a scorer, if scoring failed, or if there is no behavior to score."""

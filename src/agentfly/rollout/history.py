@@ -18,7 +18,6 @@ from typing import Annotated, Any, Protocol
 
 from pydantic import Field
 
-from agentfly.environment import Environment
 from agentfly.errors import ConfigError
 from agentfly.segment import Author, Segment
 from agentfly.templates.template import History, Template
@@ -278,15 +277,3 @@ class Branching:
                 f"branching after {branching.turn} turns would have no effect: chains have at most {max_turns}"
             )
         return branching
-
-
-@dataclass(frozen=True, slots=True)
-class ForkPoint:
-    """A chain between two turns, from which other chains continue."""
-
-    turn: int
-    """Turns so far."""
-    state: Mapping[str, Any]
-    """Copies of the chain's attributes, by name."""
-    environments: Mapping[type[Environment], Any]
-    """Snapshots of its environment instances."""

@@ -17,10 +17,9 @@ from functools import partial
 from agentfly.environment import Environment, Scope, can_branch
 from agentfly.errors import ConfigError, DataError
 from agentfly.resources import GroupLeases, ResourceManager
-from agentfly.rollout.chain import Chain
+from agentfly.rollout.chain import Chain, ForkPoint
 from agentfly.rollout.config import ChainAgent, ChainSettings
 from agentfly.rollout.events import ChainEnded, ChainRetried, Event
-from agentfly.rollout.history import ForkPoint
 from agentfly.runs import metrics as run_metrics
 from agentfly.trajectory import Failure, Trajectory, chain_id
 from agentfly.types import Task
