@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from dataclasses import field
-from typing import Annotated, Any, TypeVar, dataclass_transform, get_args, get_type_hints
+from typing import Annotated, Any, ParamSpec, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
 from pydantic.dataclasses import dataclass as pydantic_dataclass
@@ -20,6 +21,7 @@ NonNegativeFloat = Annotated[float, Field(strict=True, ge=0)]
 FiniteFloat = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
 
+_P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
@@ -79,6 +81,24 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
 def validate(name: str, value: Any, hint: Any, note: str = "") -> Any:
     """Check and coerce one value. Raises ConfigError: `{name} must be {requirement}{note}, not {value}`."""
     return _validate(name, value, _adapter(hint), note)
+
+
+def validate_arguments(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Check the arguments whose hints declare bounds, such as `max_rows: PositiveInt | None`. Raises ConfigError."""
+    names = tuple(inspect.signature(function).parameters)
+    hints: dict[str, Any] = {}
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        if not hints:  # at the first call: the hints may name classes that are defined below the function
+            hints.update(get_type_hints(function, include_extras=True))
+        for name, value in (*zip(names, args, strict=False), *kwargs.items()):
+            hint = hints.get(name)
+            if any(get_origin(option) is Annotated for option in (hint, *get_args(hint))):
+                validate(name, value, hint, ", or None" if type(None) in get_args(hint) else "")
+        return function(*args, **kwargs)
+
+    return call
 
 
 def describe_invalid(error: Exception, *, with_input: bool = False) -> str:

@@ -52,8 +52,8 @@ def messages(server: OpenAIServer, **settings: Any) -> ClientBackend:
 
 def ask(sampling: Sampling | None = None, **fields: Any) -> Request:
     """A request for either prompt format."""
-    given = {"messages": (Message("user", "Hi"),), **fields}
-    return Request(prompt=PROMPT, sampling=sampling or Sampling(max_tokens=16), **given)
+    request_fields = {"messages": (Message("user", "Hi"),), **fields}
+    return Request(prompt=PROMPT, sampling=sampling or Sampling(max_tokens=16), **request_fields)
 
 
 # Tokens.
@@ -99,11 +99,11 @@ async def test_every_sampling_field_reaches_the_server(server: OpenAIServer) -> 
 
 
 @pytest.mark.parametrize(
-    ("given", "finish"),
+    ("finish_reason", "finish"),
     [("stop", FinishReason.STOP), ("length", FinishReason.LENGTH), ("abort", FinishReason.ABORTED)],
 )
-async def test_finish_reason_is_parsed(server: OpenAIServer, given: str, finish: FinishReason) -> None:
-    server.answers("/completions", says(completion(finish=given)))
+async def test_finish_reason_is_parsed(server: OpenAIServer, finish_reason: str, finish: FinishReason) -> None:
+    server.answers("/completions", says(completion(finish=finish_reason)))
     assert (await tokens(server).generate(ask())).finish is finish
 
 
@@ -549,15 +549,15 @@ async def test_close_may_be_called_twice_and_before_the_first_request(server: Op
 async def test_close_closes_connections_of_another_thread(server: OpenAIServer) -> None:
     server.answers("/chat/completions", says(chat({"content": "Hello"})))
     backend = messages(server)
-    asked, closed = threading.Event(), threading.Event()
+    requested, closed = threading.Event(), threading.Event()
 
     async def elsewhere() -> None:
         await backend.generate(ask())
-        asked.set()
+        requested.set()
         assert await asyncio.to_thread(closed.wait, 60)
 
     thread = asyncio.create_task(asyncio.to_thread(asyncio.run, elsewhere()))
-    assert await asyncio.to_thread(asked.wait, 60)
+    assert await asyncio.to_thread(requested.wait, 60)
     await backend.close()
     assert await asyncio.to_thread(server.left_alone)
     closed.set()
@@ -565,20 +565,20 @@ async def test_close_closes_connections_of_another_thread(server: OpenAIServer) 
 
 
 @pytest.mark.parametrize(
-    ("given", "environment", "sent"),
+    ("configured", "environment", "sent"),
     [("mine", "theirs", "Bearer mine"), (None, "theirs", "Bearer theirs"), (None, None, None)],
 )
 async def test_api_key_is_sent(
     server: OpenAIServer,
     monkeypatch: pytest.MonkeyPatch,
-    given: str | None,
+    configured: str | None,
     environment: str | None,
     sent: str | None,
 ) -> None:
     if environment:
         monkeypatch.setenv("OPENAI_API_KEY", environment)
     server.answers("/chat/completions", says(chat({"content": "Hello"})))
-    await messages(server, api_key=given).generate(ask())
+    await messages(server, api_key=configured).generate(ask())
     assert server.seen[0].headers.get("authorization") == sent
 
 
@@ -588,9 +588,12 @@ async def test_api_key_is_sent(
         ({"base_url": "localhost:8000"}, "must start with http://"),
         ({"prompt_format": "latin"}, "prompt_format='latin'; it may be 'tokens' or 'messages'"),
         ({"extra_body": {"n": 2, "stream": True}}, "extra_body may not set n, stream"),
-        ({"max_response_bytes": 0}, "max_response_bytes=0 and vocab_size=None must be at least 1"),
-        ({"vocab_size": 0}, "vocab_size=0 must be at least 1"),
-        ({"requests_per_minute": 0}, "requests_per_minute=0 must be at least 1"),
+        ({"max_response_bytes": 0}, "max_response_bytes must be a whole number of at least 1, not 0"),
+        ({"vocab_size": 0}, "vocab_size must be a whole number of at least 1, or None, not 0"),
+        ({"requests_per_minute": 0}, "requests_per_minute must be a whole number of at least 1, or None, not 0"),
+        ({"retries": -1}, "retries must be a whole number of at least 0, not -1"),
+        ({"max_connections": True}, "max_connections must be a whole number, not True"),
+        ({"timeout": 0}, "timeout must be a number above 0, not 0"),
     ],
 )
 def test_invalid_settings_are_rejected(settings: dict[str, Any], words: str) -> None:
@@ -644,7 +647,7 @@ def words(finish: str | None = None, **delta: Any) -> bytes:
 
 async def test_chat_is_streamed_if_no_ids_are_requested(server: OpenAIServer) -> None:
     call = {"index": 0, "id": "c1", "function": {"name": "add", "arguments": '{"a": '}}
-    more = {"index": 0, "function": {"arguments": "1}"}}
+    arguments_delta = {"index": 0, "function": {"arguments": "1}"}}
     other = {"index": 1, "id": "c2", "function": {"name": "stop", "arguments": ""}}
     server.answers(
         "/chat/completions",
@@ -653,7 +656,7 @@ async def test_chat_is_streamed_if_no_ids_are_requested(server: OpenAIServer) ->
             words(content="Let "),
             words(content="me."),
             words(tool_calls=[call]),
-            words(tool_calls=[more, other]),
+            words(tool_calls=[arguments_delta, other]),
             words("tool_calls"),
             event({"choices": [], "usage": {}}),
             b"data: [DONE]\n\n",

@@ -31,6 +31,7 @@ from agentfly.errors import BackendFault, ConfigError, describe
 from agentfly.templates.template import Template
 from agentfly.threads import compute
 from agentfly.types import Completion
+from agentfly.validation import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, validate_arguments
 
 if TYPE_CHECKING:  # it imports torch, which a client needs only for weight updates
     from agentfly.backends.weight_files import WeightFolder
@@ -49,6 +50,7 @@ class ClientBackend(Backend):
 
     weight_version = 0
 
+    @validate_arguments
     def __init__(
         self,
         model: str,
@@ -57,16 +59,16 @@ class ClientBackend(Backend):
         api_key: str | None = None,
         prompt_format: PromptFormat | str = PromptFormat.MESSAGES,
         exact: bool = True,
-        context_length: int | None = None,
-        weight_version: int = 0,
+        context_length: PositiveInt | None = None,
+        weight_version: NonNegativeInt = 0,
         weights_dir: str | None = None,
-        timeout: float = 3600.0,
-        max_connections: int = 256,
-        retries: int = 4,
-        backoff: float = 0.5,
-        requests_per_minute: int | None = None,
-        max_response_bytes: int = 64 << 20,
-        vocab_size: int | None = None,
+        timeout: PositiveFloat = 3600.0,
+        max_connections: PositiveInt = 256,
+        retries: NonNegativeInt = 4,
+        backoff: NonNegativeFloat = 0.5,
+        requests_per_minute: PositiveInt | None = None,
+        max_response_bytes: PositiveInt = 64 << 20,
+        vocab_size: PositiveInt | None = None,
         extra_body: Mapping[str, Any] | None = None,
     ) -> None:
         """Nothing is sent before the first request.
@@ -93,14 +95,10 @@ class ClientBackend(Backend):
             raise ConfigError(f"base_url={base_url!r} must start with http:// or https://")
         if reserved := sorted(_RESERVED_FIELDS & set(extra_body or ())):
             raise ConfigError(f"extra_body may not set {', '.join(reserved)}: the backend does")
-        if max_response_bytes < 1 or (vocab_size is not None and vocab_size < 1):
-            raise ConfigError(f"{max_response_bytes=} and {vocab_size=} must be at least 1")
-        if requests_per_minute is not None and requests_per_minute < 1:
-            raise ConfigError(f"requests_per_minute={requests_per_minute} must be at least 1; None does not limit")
         try:
             self.prompt_format = PromptFormat(prompt_format)
         except ValueError:
-            values = " or ".join(repr(known.value) for known in PromptFormat)
+            values = " or ".join(repr(choice.value) for choice in PromptFormat)
             raise ConfigError(f"prompt_format={prompt_format!r}; it may be {values}") from None
         self.model = model
         self.base_url = base_url.rstrip("/")
@@ -257,7 +255,7 @@ class ClientBackend(Backend):
         read = partial(openai_responses.read_chat, request=request, version=self.weight_version)
         bodies: list[dict[str, Any]] = []
         rejections: list[str] = []
-        for dialect in itertools.dropwhile(lambda known: known is not self._dialect, openai_api.Dialect):
+        for dialect in itertools.dropwhile(lambda candidate: candidate is not self._dialect, openai_api.Dialect):
             exact = self.exact and self._returns_ids
             body = {**openai_api.chat_body(self.model, request, dialect, exact), **self.extra_body}
             if body in bodies:

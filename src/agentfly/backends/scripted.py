@@ -19,6 +19,7 @@ from agentfly.backends.base import Backend, Request
 from agentfly.errors import BackendFault, ConfigError
 from agentfly.templates.template import Template
 from agentfly.types import Completion, DefaultLimit, FinishReason
+from agentfly.validation import PositiveInt, validate_arguments
 
 
 class ScriptedTurn:
@@ -50,15 +51,16 @@ class ScriptedBackend(Backend):
 
     weight_version = 0
 
+    @validate_arguments
     def __init__(
         self,
         script: Script,
         *,
         latency: float | Callable[[Request], float] = 0.0,
-        slots: int | None = None,
+        slots: PositiveInt | None = None,
         logprob: float = -0.1,
-        context_length: int | None = None,
-        chunk: int | None = None,
+        context_length: PositiveInt | None = None,
+        chunk: PositiveInt | None = None,
     ) -> None:
         """
         Args:
@@ -72,8 +74,6 @@ class ScriptedBackend(Backend):
         """
         if not callable(script) and not (script and all(isinstance(text, str) for text in script)):
             raise ConfigError(f"a script is text, a list of texts, or a function that gives text, not {script!r:.80}")
-        if (slots is not None and slots < 1) or (chunk is not None and chunk < 1):
-            raise ConfigError(f"slots and chunk must be at least 1, not {slots} and {chunk}; None means no limit")
         self.context_length = context_length
         self.supports_images = True
         self._script = script

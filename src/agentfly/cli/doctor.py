@@ -121,7 +121,7 @@ def _plan_memory(recipe_or_model: str, changes: list[str], device_gib: float | N
         config = plan_recipe(find_recipe(recipe_or_model), overrides).config
     else:
         config = TrainConfig(model=recipe_or_model).override(overrides)
-    from agentfly.backends.engine.kv_cache import cache_bytes
+    from agentfly.backends.engine.kv_cache import default_cache_bytes
     from agentfly.backends.engine.loading import load_config, resolve_device
     from agentfly.models import resolve
     from agentfly.training import memory
@@ -130,7 +130,7 @@ def _plan_memory(recipe_or_model: str, changes: list[str], device_gib: float | N
     total = memory.device_memory(device) if device_gib is None else int(device_gib * memory.GIB)
     on_gpu = device_gib is not None or device.type == "cuda"
     size = memory.ModelSize.from_config(load_config(resolve(config.model)))
-    kv_cache = 0 if on_gpu else cache_bytes(None, device)  # on a GPU the least; a run gives it what is left
+    kv_cache = 0 if on_gpu else default_cache_bytes(device)  # on a GPU the least; a run gives it what is left
     plan = memory.plan_memory(
         size, config, total, on_gpu=on_gpu, kv_cache=kv_cache, teacher=memory.count_teacher(config)
     )

@@ -84,7 +84,7 @@ class ServeConfig:
         """Command-line arguments of the server."""
         from vllm.platforms import current_platform
 
-        from agentfly.backends.engine.kv_cache import cache_bytes
+        from agentfly.backends.engine.kv_cache import default_cache_bytes
         from agentfly.backends.engine.loading import resolve_device, resolve_dtype
         from agentfly.models import resolve
 
@@ -102,7 +102,7 @@ class ServeConfig:
         if on_cpu and "--enforce-eager" not in user_flags:
             derived += ["--enforce-eager"]
         if (on_cpu or self.kv_memory) and "--kv-cache-memory-bytes" not in user_flags:
-            derived += ["--kv-cache-memory-bytes", str(cache_bytes(self.kv_memory, device))]
+            derived += ["--kv-cache-memory-bytes", str(self.kv_memory or default_cache_bytes(device))]
         return [*derived, *self.flags]
 
     @property

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from agentfly.backends.engine.kv_cache import cache_bytes, free_memory
+from agentfly.backends.engine.kv_cache import default_cache_bytes, free_memory
 from agentfly.backends.engine.loading import auto_class, config_shape, load_config, max_positions, resolve_dtype
 from agentfly.backends.engine.scheduler import GPU_ROWS, GPU_TOKENS
 from agentfly.backends.engine.vision import FEATURE_BYTES, takes_images, tower_parameters
@@ -143,7 +143,7 @@ def plan_run(model: str, config: TrainConfig, device: torch.device, *, ranks: in
     """
     size = ModelSize.from_config(load_config(model))
     on_gpu = device.type == "cuda"
-    kv_cache = 0 if on_gpu else cache_bytes(None, device)  # on a GPU what is left
+    kv_cache = 0 if on_gpu else default_cache_bytes(device)  # on a GPU what is left
     total = device_memory(device)
     plan = plan_memory(
         size, config, total, on_gpu=on_gpu, kv_cache=kv_cache, ranks=ranks, teacher=count_teacher(config)

@@ -14,7 +14,7 @@ import torch
 from agentfly.backends.base import Backend, OnUpdate, Request, validate_prompt
 from agentfly.backends.engine import loading
 from agentfly.backends.engine.engine import Engine
-from agentfly.backends.engine.kv_cache import cache_bytes, retain_freed_memory
+from agentfly.backends.engine.kv_cache import default_cache_bytes, retain_freed_memory
 from agentfly.backends.engine.model_runner import ModelRunner, SequentialRunner, supports_packing
 from agentfly.backends.engine.request import EngineRequest
 from agentfly.backends.engine.sampler import reject_extremes
@@ -27,7 +27,7 @@ from agentfly.templates.template import Template
 from agentfly.templates.tokenizer import load_tokenizer
 from agentfly.threads import release_helpers
 from agentfly.types import Completion
-from agentfly.validation import PositiveInt, validate
+from agentfly.validation import PositiveInt, validate_arguments
 from agentfly.vision.processor import ImageProcessor, load_image_processor
 
 _LOG = logging.getLogger(__name__)
@@ -40,15 +40,16 @@ CACHE_ATTEMPTS = 3
 class EngineBackend(Backend):
     """A Hugging Face causal language model with continuous batching."""
 
+    @validate_arguments
     def __init__(
         self,
         model: Any,
         *,
         device: str | None = None,
         dtype: str | None = None,
-        kv_memory: int | None = None,
-        max_rows: int | None = None,
-        max_batch_tokens: int | None = None,
+        kv_memory: PositiveInt | None = None,
+        max_rows: PositiveInt | None = None,
+        max_batch_tokens: PositiveInt | None = None,
         on_update: str | OnUpdate = OnUpdate.CONTINUE,
     ) -> None:
         """None takes the default of the device.
@@ -63,11 +64,8 @@ class EngineBackend(Backend):
             on_update: What running turns do when the weights change: continue, finish or abort.
         """
         self._on_update = OnUpdate.of(on_update)
-        hint = ", or None for what suits the device"
-        rows: int | None = validate("max_rows", max_rows, PositiveInt | None, hint)
-        tokens: int | None = validate("max_batch_tokens", max_batch_tokens, PositiveInt | None, hint)
-        if rows is not None and tokens is not None and rows > tokens:
-            raise ConfigError(f"max_rows={rows} turns take a token each: max_batch_tokens={tokens} must be as many")
+        if max_rows is not None and max_batch_tokens is not None and max_rows > max_batch_tokens:
+            raise ConfigError(f"{max_rows=} turns take a token each: {max_batch_tokens=} must be as many")
         if isinstance(model, str):
             at = loading.resolve_device(device)
             self._name = resolve(model)
@@ -87,12 +85,12 @@ class EngineBackend(Backend):
         self._codec: Codec | None = None
         self._image_processor: ImageProcessor | None = None
         self._token_texts: dict[int, str] = {}
-        most = tokens or (GPU_TOKENS if gpu else CPU_TOKENS)
+        max_tokens = max_batch_tokens or (GPU_TOKENS if gpu else CPU_TOKENS)
         if not gpu:
             retain_freed_memory()
         release_helpers()  # those of loading; from here on the engine's thread computes
-        max_rows = min(rows or (GPU_ROWS if gpu else CPU_ROWS), most)
-        self._engine = Engine(self._runner, max_rows, most, self.context_length)
+        rows = min(max_rows or (GPU_ROWS if gpu else CPU_ROWS), max_tokens)
+        self._engine = Engine(self._runner, rows, max_tokens, self.context_length)
         weakref.finalize(self, self._engine.stop)  # a backend that is dropped without close() ends its thread
 
     @property
@@ -122,7 +120,7 @@ class EngineBackend(Backend):
         assert self.context_length is not None
         reject_extremes(request.sampling)
         prompt = validate_prompt(request.prompt, self._vocabulary, self.context_length)
-        if len(request.stop_ids) > MAX_STOP_IDS or not all(0 <= each <= MAX_ID for each in request.stop_ids):
+        if len(request.stop_ids) > MAX_STOP_IDS or not all(0 <= token <= MAX_ID for token in request.stop_ids):
             raise ConfigError(f"stop_ids must be at most {MAX_STOP_IDS} token ids, not {list(request.stop_ids)!r:.80}")
         images = None
         if request.images:
@@ -163,14 +161,14 @@ class EngineBackend(Backend):
         An iterable that can be iterated twice is, so that weights made on the fly are never in memory all at once.
         """
         named = self.weights
-        shapes = {name: each.shape for name, each in named.items()}
-        given = list(loading.iterate_tensors(weights)) if isinstance(weights, Iterator) else weights
-        for name, value in loading.iterate_tensors(given):
+        shapes = {name: parameter.shape for name, parameter in named.items()}
+        pairs = list(loading.iterate_tensors(weights)) if isinstance(weights, Iterator) else weights
+        for name, value in loading.iterate_tensors(pairs):
             loading.check_weight(name, value, shapes)
 
         @torch.no_grad()
         def commit() -> None:
-            for name, value in given:
+            for name, value in pairs:
                 named[name].copy_(value)
 
         return commit
@@ -203,11 +201,11 @@ def _build_runner_in_free_memory(model: Any, kv_memory: int | None, device: torc
     """
     for _ in range(CACHE_ATTEMPTS - 1 if kv_memory is None else 0):
         try:
-            return _build_runner(model, cache_bytes(None, device), device.type == "cuda")
+            return _build_runner(model, default_cache_bytes(device), device.type == "cuda")
         except torch.OutOfMemoryError as error:
             _LOG.warning("the KV cache did not fit, trying with what is free now: %s", _first_line(error))
         torch.cuda.empty_cache()
-    size = cache_bytes(kv_memory, device)
+    size = kv_memory or default_cache_bytes(device)
     advice = "end another process, or give the cache less: kv_memory, in bytes (backend.kv_memory=…, --kv-memory 2GiB)"
     with _explain_out_of_memory(f"a KV cache of {size / 2**30:.1f} GiB does", device, advice):
         return _build_runner(model, size, device.type == "cuda")

@@ -19,7 +19,6 @@ import psutil  # type: ignore[import-untyped]
 import torch
 
 from agentfly.threads import find_c_function
-from agentfly.validation import PositiveInt, validate
 
 Slots = npt.NDArray[np.int32]
 NO_SLOTS: Slots = np.empty(0, np.int32)
@@ -42,7 +41,7 @@ class KVCache:
         """The first `free` entries are the free slots."""
         self.free = capacity
 
-    def allocate(self, count: int, after: int | None = None) -> Slots | None:
+    def allocate(self, count: int, last_slot: int | None = None) -> Slots | None:
         """Take `count` free slots; None if there are fewer. `after`: the sequence's last slot so far."""
         if count > self.free:
             return None
@@ -74,21 +73,21 @@ class ContiguousKVCache(KVCache):
         self._holes = [(0, capacity)] if capacity else []
         """(start, end) of free slots, sorted, no two of them adjacent."""
 
-    def allocate(self, count: int, after: int | None = None) -> Slots | None:
+    def allocate(self, count: int, last_slot: int | None = None) -> Slots | None:
         if count > self.free:
             return None
         if count == 0:
             return NO_SLOTS
-        found = None
-        if after is not None:
-            at = bisect.bisect_left(self._holes, (after + 1, 0))
-            if at < len(self._holes) and self._holes[at][0] == after + 1 and self._size(at) >= count:
-                found = at
-        if found is None:
+        hole = None
+        if last_slot is not None:
+            at = bisect.bisect_left(self._holes, (last_slot + 1, 0))
+            if at < len(self._holes) and self._holes[at][0] == last_slot + 1 and self._size(at) >= count:
+                hole = at
+        if hole is None:
             fitting = [at for at in range(len(self._holes)) if self._size(at) >= count]
-            found = min(fitting, key=self._size) if fitting else None
-        if found is not None:
-            return self._take(found, count)
+            hole = min(fitting, key=self._size) if fitting else None
+        if hole is not None:
+            return self._take(hole, count)
         pieces = []
         while count:
             largest = max(range(len(self._holes)), key=self._size)
@@ -149,11 +148,8 @@ _KEPT = {-3: 32 << 20, -1: 512 << 20, -2: 64 << 20}
 """For mallopt(3): M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_TOP_PAD."""
 
 
-def cache_bytes(asked: int | None, device: torch.device) -> int:
-    """Bytes for keys and values; None takes a share of the free memory."""
-    if asked is not None:
-        count: int = validate("kv_memory", asked, PositiveInt, " (bytes), or None for a share of what is free")
-        return count
+def default_cache_bytes(device: torch.device) -> int:
+    """Bytes for keys and values: a share of the free memory."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free * 0.5)

@@ -16,7 +16,7 @@ from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 
 from agentfly.backends.base import Backend, OnUpdate, Request, validate_prompt
-from agentfly.backends.engine.kv_cache import cache_bytes
+from agentfly.backends.engine.kv_cache import default_cache_bytes
 from agentfly.backends.engine.loading import resolve_dtype
 from agentfly.backends.engine.sampler import is_plain
 from agentfly.backends.vllm.engine import VLLMEngine
@@ -25,6 +25,7 @@ from agentfly.errors import BackendFault, ConfigError, DataError, NonFiniteError
 from agentfly.models import resolve
 from agentfly.templates.template import Template
 from agentfly.types import Completion, FinishReason
+from agentfly.validation import PositiveInt, validate_arguments
 from agentfly.vision.images import open_image
 from agentfly.vision.processor import ImageProcessor
 
@@ -49,14 +50,15 @@ _SETTINGS = {
 class VLLMBackend(Backend):
     """A model that vLLM runs."""
 
+    @validate_arguments
     def __init__(
         self,
         model: str,
         *,
         dtype: str | None = None,
-        context_length: int | None = None,
-        kv_memory: int | None = None,
-        max_rows: int | None = None,
+        context_length: PositiveInt | None = None,
+        kv_memory: PositiveInt | None = None,
+        max_rows: PositiveInt | None = None,
         on_update: str | OnUpdate = OnUpdate.CONTINUE,
         lora: Any = None,
         enable_sleep_mode: bool = False,
@@ -92,14 +94,14 @@ class VLLMBackend(Backend):
         lora_config, adapter = load_lora_config(lora)
         max_lora_rank = None
         if lora_config is not None:
-            max_lora_rank = next((each for each in _LORA_RANKS if each >= int(lora_config["r"])), None)
+            max_lora_rank = next((rank for rank in _LORA_RANKS if rank >= int(lora_config["r"])), None)
             if max_lora_rank is None:
                 raise ConfigError(f"vLLM takes adapters of a rank up to {_LORA_RANKS[-1]}, not {lora_config['r']}")
-        own = {
+        backend_arguments = {
             "dtype": str(resolve_dtype(dtype, device)).removeprefix("torch."),
             "max_model_len": context_length,
             "max_num_seqs": max_rows,
-            "kv_cache_memory_bytes": cache_bytes(kv_memory, device) if kv_memory or on_cpu else None,
+            "kv_cache_memory_bytes": kv_memory or (default_cache_bytes(device) if on_cpu else None),
             "logprobs_mode": "processed_logprobs",
             "enable_sleep_mode": enable_sleep_mode or None,
             "enable_lora": lora_config is not None or None,
@@ -110,7 +112,7 @@ class VLLMBackend(Backend):
             "use_tqdm_on_load": False,
             "enforce_eager": on_cpu,  # on a CPU, compilation takes longer than it saves
             **_validate_engine_args(engine or {}),
-            **{name: value for name, value in own.items() if value is not None},
+            **{name: value for name, value in backend_arguments.items() if value is not None},
         }
         parent = None if weights_dir is None else Path(weights_dir).expanduser()
         self._engine = VLLMEngine(arguments, WeightFolder(resolve(model), lora_config, adapter, parent))
@@ -240,14 +242,14 @@ def _sampling_params(request: Request, max_tokens: int) -> SamplingParams:
 
 def _validate_engine_args(engine: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return `engine`; raises ConfigError for unknown arguments and those that the backend sets itself."""
-    known = AsyncEngineArgs.__dataclass_fields__
+    fields = AsyncEngineArgs.__dataclass_fields__
     for name in engine:
         if name in ("logprobs_mode", "worker_extension_cls"):
             raise ConfigError(f"engine[{name!r}] is set by the backend and cannot be changed")
         if name in _SETTINGS:
             raise ConfigError(f"engine[{name!r}] is set by the backend; use its setting {_SETTINGS[name]}=")
-        if name not in known:
-            close = difflib.get_close_matches(name, known, 1)
+        if name not in fields:
+            close = difflib.get_close_matches(name, fields, 1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
             raise ConfigError(f"vLLM {vllm.__version__} has no engine argument {name!r}{hint}")
     return engine
