@@ -65,7 +65,7 @@ async def test_new_chains_go_to_the_least_busy_member_and_stay_there() -> None:
     first = [completion.token_ids[0] for completion in await asyncio.gather(*running)]
     for later in (1, 2):
         requests = [fleet.generate(turn(f"chain-{number}", later)) for number in reversed(range(9))]
-        assert [each.token_ids[0] for each in await asyncio.gather(*requests)] == first[::-1]
+        assert [completion.token_ids[0] for completion in await asyncio.gather(*requests)] == first[::-1]
 
 
 async def test_member_that_fails_gets_no_chains_until_the_next_weights() -> None:

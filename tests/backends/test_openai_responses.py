@@ -26,8 +26,8 @@ PICTURE = b"\x89PNG" + bytes(20)
 
 
 def client(server: OpenAIServer, speaks: str, **settings: Any) -> ClientBackend:
-    given = {"backoff": 0.001, "context_length": 100, **settings}
-    return ClientBackend("tiny", server.url, prompt_format=speaks, **given)
+    client_settings = {"backoff": 0.001, "context_length": 100, **settings}
+    return ClientBackend("tiny", server.url, prompt_format=speaks, **client_settings)
 
 
 def ask(**fields: Any) -> Request:
@@ -168,16 +168,16 @@ async def test_compressed_response_is_read(openai_server: OpenAIServer) -> None:
 
 
 async def test_message_with_text_parts_is_read(openai_server: OpenAIServer) -> None:
-    parts = [{"type": "text", "text": "It is "}, {"type": "text", "text": "42."}]
-    openai_server.answers("/chat/completions", says(chat({"content": parts})))
+    blocks = [{"type": "text", "text": "It is "}, {"type": "text", "text": "42."}]
+    openai_server.answers("/chat/completions", says(chat({"content": blocks})))
     done = await client(openai_server, "messages").generate(ask())
     assert done.message == Message("assistant", "It is 42.")
 
 
 async def test_response_cannot_name_a_local_file(openai_server: OpenAIServer, tmp_path: Path) -> None:
     (tmp_path / "private.png").write_bytes(PICTURE)
-    parts = [{"type": "image", "image": str(tmp_path / "private.png")}]
-    openai_server.answers("/chat/completions", says(chat({"content": parts})))
+    blocks = [{"type": "image", "image": str(tmp_path / "private.png")}]
+    openai_server.answers("/chat/completions", says(chat({"content": blocks})))
     with pytest.raises(BackendFault, match="malformed"):
         await client(openai_server, "messages", retries=0).generate(ask())
 

@@ -81,8 +81,8 @@ async def test_cancelled_wait_uses_no_slot() -> None:
     await limiter.acquire()
     waiting = [asyncio.create_task(limiter.acquire()) for _ in range(400)]
     await asyncio.sleep(0)
-    for each in waiting:
-        each.cancel()
+    for acquisition in waiting:
+        acquisition.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
     await asyncio.wait_for(limiter.acquire(), 60)  # 400 slots would take two minutes
 

@@ -63,7 +63,9 @@ class VisionServer:
 def read_message(row: dict[str, Any]) -> Message:
     content = row["content"] or ""
     if not isinstance(content, str):
-        content = tuple(part["text"] if part["type"] == "text" else Image(part["image_url"]["url"]) for part in content)
+        content = tuple(
+            block["text"] if block["type"] == "text" else Image(block["image_url"]["url"]) for block in content
+        )
     return Message("user" if row["role"] == "tool" else row["role"], content)
 
 
@@ -89,11 +91,11 @@ def look() -> dict[str, Any]:
 async def test_server_sees_the_images_of_task_and_tool(server: VisionServer) -> None:
     server.http.answers("/chat/completions", server.chat)
     agent = HFAgent("m", backend="client", backend_config={"base_url": server.http.url, "exact": False}, tools=[look])
-    shown = picture(56, 40, seed=1)
-    (chain,) = await agent.run({"question": "What is it?", "image": shown.url}, max_turns=3)
+    screenshot = picture(56, 40, seed=1)
+    (chain,) = await agent.run({"question": "What is it?", "image": screenshot.url}, max_turns=3)
     assert chain.stop is StopReason.ANSWER
     _, second = server.http.bodies("/chat/completions")
-    urls = [part["image_url"]["url"] for part in second["messages"][0]["content"] if part["type"] == "image_url"]
+    urls = [block["image_url"]["url"] for block in second["messages"][0]["content"] if block["type"] == "image_url"]
     assert all(url.startswith("data:image/png;base64,") for url in urls)
     assert "image_url" in json.dumps(second["messages"][-1])
     expected = await server.sample([read_message(row) for row in second["messages"]])

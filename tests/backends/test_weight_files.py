@@ -61,7 +61,7 @@ def test_adapter_is_written_in_the_format_of_peft(weight_folder: WeightFolder) -
     )
     assert files.model is None
     assert files.adapter is not None
-    assert set(read(files.adapter)) == {f"base_model.model.x.q.lora_{each}.weight" for each in "AB"}
+    assert set(read(files.adapter)) == {f"base_model.model.x.q.lora_{letter}.weight" for letter in "AB"}
     config = json.loads((files.adapter / "adapter_config.json").read_text())
     assert (config["r"], config["target_modules"], config["peft_type"]) == (2, ["q"], "LORA")
     weight_folder.commit(files)
@@ -77,7 +77,7 @@ def test_shared_output_head_and_empty_updates_write_nothing(weight_folder: Weigh
 
 
 def test_invalid_weights_are_rejected_and_leave_no_files(weight_folder: WeightFolder, tmp_path: Path) -> None:
-    for weights, said in (
+    for weights, words in (
         ([("a.weight", torch.zeros(2, 3)), ("c", torch.zeros(1))], "no weight 'c'; it has a.weight, b.weight"),
         ([("a.weight", torch.zeros(2))], r"shape \(2,\), not \(2, 3\)"),
         ([("a.weight", torch.zeros(2, 3))] * 2, "came twice"),
@@ -85,9 +85,9 @@ def test_invalid_weights_are_rejected_and_leave_no_files(weight_folder: WeightFo
         ([7], "could not be read"),
         (None, "could not be read"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=words):
             weight_folder.write(weights)  # type: ignore[arg-type]
-    assert not [each for room in (tmp_path / "parent").iterdir() for each in room.iterdir()]
+    assert not [path for room in (tmp_path / "parent").iterdir() for path in room.iterdir()]
 
 
 def test_missing_parent_folder_is_rejected(tmp_path: Path, weight_folder: WeightFolder) -> None:
@@ -101,11 +101,11 @@ def test_weights_of_a_vision_model_get_their_names_in_the_checkpoint(family: str
     from agentfly.backends.engine.loading import load_model
 
     model = load_model(str(build_vision_model(family, tmp_path)), torch.device("cpu"), torch.float32)
-    given = {name: each.detach() for name, each in model.named_parameters()}
+    weights_by_name = {name: parameter.detach() for name, parameter in model.named_parameters()}
     folder = WeightFolder(str(tmp_path), lora=None, adapter=None, parent=None)
-    names = [name for name, _ in folder.iterate(given.items())]
+    names = [name for name, _ in folder.iterate(weights_by_name.items())]
     on_disk = load_file(tmp_path / "model.safetensors")
     assert sorted(names) == sorted(on_disk)
-    assert any(name not in given for name in names) == (family == "qwen2_5_vl")
-    for (name, value), key in zip(folder.iterate(given.items()), names, strict=True):
+    assert any(name not in weights_by_name for name in names) == (family == "qwen2_5_vl")
+    for (name, value), key in zip(folder.iterate(weights_by_name.items()), names, strict=True):
         assert torch.equal(value, on_disk[key]), name

@@ -29,13 +29,13 @@ def find_backend(name: str) -> type[Backend]:
         raise ConfigError(f"there is no backend {name!r}; there are {', '.join(BACKENDS)}.{hint}")
     module, attribute = BACKENDS[name]
     try:
-        found: type[Backend] = getattr(importlib.import_module(module), attribute)
+        backend_class: type[Backend] = getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError as error:
         extra = {"torch": "train", "vllm": "vllm"}.get(error.name or "")
         if extra is None:
             raise
         raise ConfigError(f"backend {name!r} needs {error.name}: {install_command(extra)}") from error
-    return found
+    return backend_class
 
 
 def open_backend(name: str, **settings: Any) -> Backend:
@@ -44,5 +44,5 @@ def open_backend(name: str, **settings: Any) -> Backend:
     try:
         return factory(**settings)
     except TypeError as error:
-        wrong = str(error).partition("() ")[2] or str(error)
-        raise ConfigError(f"backend {name!r}, backend_config: {wrong}") from error
+        problem = str(error).partition("() ")[2] or str(error)
+        raise ConfigError(f"backend {name!r}, backend_config: {problem}") from error

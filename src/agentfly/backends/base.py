@@ -140,9 +140,9 @@ def validate_prompt(prompt: Sequence[int], vocab_size: int, context_length: int)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise BackendFault(f"a prompt is a sequence of token ids, not of {type(prompt[0]).__name__}")
     if ids.min() < 0 or ids.max() >= vocab_size:
-        wrong = next(token for token in prompt if not 0 <= token < vocab_size)
+        token_id = next(token for token in prompt if not 0 <= token < vocab_size)
         raise BackendFault(
-            f"the prompt has the token {wrong}, the model knows 0 to {vocab_size - 1}: "
+            f"the prompt has the token {token_id}, the model knows 0 to {vocab_size - 1}: "
             "is this the model's own tokenizer?"
         )
     if len(ids) >= context_length:

@@ -35,8 +35,8 @@ class LoopClients:
         """Return the client of the running event loop."""
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
-            for closed in [known for known in self._clients if known.is_closed()]:
-                self._clients.pop(closed, None)
+            for closed_loop in [known_loop for known_loop in self._clients if known_loop.is_closed()]:
+                self._clients.pop(closed_loop, None)
             owner = self._open()
             self._clients[loop] = LoopClient(await anext(owner), asyncio.Lock(), owner)
         return self._clients[loop]

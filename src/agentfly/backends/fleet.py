@@ -43,19 +43,20 @@ class FleetBackend(Backend):
         ready: list[Backend] = []
         opened: list[Backend] = []
         try:
-            for each in members:
-                if not isinstance(each, Backend):
-                    settings = {**shared, **each}
-                    each = open_backend(settings.pop("backend", "client"), **settings)
-                    opened.append(each)
-                ready.append(each)
+            for member in members:
+                if isinstance(member, Backend):
+                    ready.append(member)
+                    continue
+                settings = {**shared, **member}
+                opened.append(open_backend(settings.pop("backend", "client"), **settings))
+                ready.append(opened[-1])
         except BaseException:
-            wait_for(_await_all(each.close() for each in opened))
+            wait_for(_await_all(backend.close() for backend in opened))
             raise
         self.members = tuple(ready)
         self.prompt_format = self.members[0].prompt_format
-        self.can_sleep = all(each.can_sleep for each in self.members)
-        lengths = [each.context_length for each in self.members if each.context_length is not None]
+        self.can_sleep = all(member.can_sleep for member in self.members)
+        lengths = [member.context_length for member in self.members if member.context_length is not None]
         self.context_length = min(lengths, default=None)
         self._load = [0] * len(self.members)
         """Requests in flight, by member."""
@@ -65,12 +66,12 @@ class FleetBackend(Backend):
 
     @property
     def weight_version(self) -> int:
-        return min(each.weight_version for each in self.members)
+        return min(member.weight_version for member in self.members)
 
     def attach(self, template: Template) -> None:
-        for each in self.members:
-            each.attach(template)
-        self.supports_images = all(each.supports_images for each in self.members)  # known to an engine from here on
+        for member in self.members:
+            member.attach(template)
+        self.supports_images = all(member.supports_images for member in self.members)  # known to an engine from here on
 
     async def generate(self, request: Request) -> Completion:
         index = self._route(request)
@@ -94,7 +95,7 @@ class FleetBackend(Backend):
             raise BackendFault(f"all {len(self.members)} members of the fleet have failed {MAX_FAILURES} requests each")
         index = self._member_of.get(request.chain) if request.turn else None
         if index not in working:
-            index = min(working, key=lambda each: (self._load[each], each))
+            index = min(working, key=lambda candidate: (self._load[candidate], candidate))
         if request.chain:
             self._member_of[request.chain] = index
             self._member_of.move_to_end(request.chain)
@@ -104,14 +105,14 @@ class FleetBackend(Backend):
 
     async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
         """Send the weights to all members. When all have ended, raises the first error."""
-        await _await_all(each.update_weights(weights, version) for each in self.members)
+        await _await_all(member.update_weights(weights, version) for member in self.members)
         self._failures = [0] * len(self.members)
 
     async def sleep(self, *, keep_weights: bool = True) -> None:
-        await _await_all(each.sleep(keep_weights=keep_weights) for each in self.members)
+        await _await_all(member.sleep(keep_weights=keep_weights) for member in self.members)
 
     async def close(self) -> None:
-        await _await_all(each.close() for each in self.members)
+        await _await_all(member.close() for member in self.members)
 
 
 async def _await_all(calls: Iterable[Awaitable[None]]) -> None:

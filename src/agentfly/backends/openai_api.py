@@ -126,10 +126,10 @@ def message_fields(message: Message, extended: bool) -> dict[str, Any]:
     out = message.to_dict()
     if not isinstance(message.content, str):
         out["content"] = [
-            {"type": "text", "text": part}
-            if isinstance(part, str)
-            else {"type": "image_url", "image_url": {"url": part.url}}
-            for part in message.content
+            {"type": "text", "text": block}
+            if isinstance(block, str)
+            else {"type": "image_url", "image_url": {"url": block.url}}
+            for block in message.content
         ]
     if message.tool_calls:
         # A call that could not be parsed is sent without arguments: servers parse the text, and bad JSON in the history

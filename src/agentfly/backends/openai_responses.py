@@ -78,7 +78,7 @@ class _ResponseMessage(_ResponseModel):
     @property
     def text(self) -> str:
         if isinstance(self.content, list):
-            return "".join(part.text or part.refusal for part in self.content)
+            return "".join(block.text or block.refusal for block in self.content)
         return self.content or self.refusal or ""
 
     @property
@@ -200,8 +200,8 @@ async def read_prompt_logprobs(
     """Read the log-probabilities of a prompt's tokens from a response of /completions; 0 for the first token."""
     _, choice = _parse_response(await read_body(response, limits.max_bytes))
     entries = (choice and choice.prompt_logprobs) or []
-    found = [(entry or {}).get(str(token)) for token, entry in zip(prompt[1:], entries[1:], strict=False)]
-    logprobs = [each.logprob for each in found if each is not None and each.logprob is not None]
+    of_prompt = [(entry or {}).get(str(token)) for token, entry in zip(prompt[1:], entries[1:], strict=False)]
+    logprobs = [entry.logprob for entry in of_prompt if entry is not None and entry.logprob is not None]
     if len(entries) != len(prompt) or len(logprobs) != len(prompt) - 1:
         raise BackendFault(
             f"the server returned log-probabilities of {len(logprobs)} of the {len(prompt)} tokens it was sent; it "
@@ -266,13 +266,13 @@ async def _read_chat_stream(
                 thinking += delta.thinking
                 received += bool(delta.text) + bool(delta.thinking)
                 # The id and the name of a call come once, its arguments in parts.
-                for part in delta.tool_calls or ():
-                    more = part.function.arguments or ""
-                    if not isinstance(more, str):
+                for fragment in delta.tool_calls or ():
+                    new_arguments = fragment.function.arguments or ""
+                    if not isinstance(new_arguments, str):
                         raise MalformedResponse("the server streamed the arguments of a call as an object, not as text")
-                    call_id, name, arguments = calls.get(part.index or 0, ("", "", ""))
-                    name += part.function.name or ""
-                    calls[part.index or 0] = (call_id or part.id or "", name, arguments + more)
+                    call_id, name, arguments = calls.get(fragment.index or 0, ("", "", ""))
+                    name += fragment.function.name or ""
+                    calls[fragment.index or 0] = (call_id or fragment.id or "", name, arguments + new_arguments)
                     received += 1
                 if request.on_text and delta.text:
                     request.on_text(text)
@@ -293,9 +293,9 @@ def _is_stream(response: httpx.Response) -> bool:
     return "text/event-stream" in response.headers.get("content-type", "")
 
 
-def _stream_error(received: int, unit: str, why: str) -> BackendFault:
+def _stream_error(received: int, unit: str, cause: str) -> BackendFault:
     """Retryable only if nothing was received: what an observer has seen must not be sampled a second time."""
-    message = f"the server's response broke off after {received} {unit}: {why}"
+    message = f"the server's response broke off after {received} {unit}: {cause}"
     return BackendFault(message) if received else Retryable(message)
 
 

@@ -33,9 +33,9 @@ class WaitAsAsked(wait_base):
     def __call__(self, retry_state: RetryCallState) -> float:
         """Seconds before the next attempt."""
         error = retry_state.outcome.exception() if retry_state.outcome is not None else None
-        asked: float | None = getattr(error, "wait", None)
-        if asked is not None:
-            return min(asked, self._max_asked)
+        requested: float | None = getattr(error, "wait", None)
+        if requested is not None:
+            return min(requested, self._max_asked)
         return self._backoff(retry_state) * random.uniform(1 - self._jitter, 1 + self._jitter)
 
 

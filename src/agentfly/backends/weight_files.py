@@ -88,8 +88,8 @@ class WeightFolder:
             for name, value in chain([first], tensors):
                 if ".lora_" in name:
                     # x.lora_A.default.weight: the adapter's name is left out in its file.
-                    layer, _, rest = name.rpartition(".lora_")
-                    lora[f"base_model.model.{layer}.lora_{rest.split('.')[0]}.weight"] = _copy_to_cpu(value)
+                    layer, _, suffix = name.rpartition(".lora_")
+                    lora[f"base_model.model.{layer}.lora_{suffix.split('.')[0]}.weight"] = _copy_to_cpu(value)
                 else:
                     shards.add(name, value)
             if shards.names:
@@ -120,10 +120,10 @@ class WeightFolder:
     def commit(self, files: WeightFiles) -> None:
         """Declare these files to be in use, and delete those they replace."""
         replaced = (Path(self.model) if files.model else None, self.adapter if files.adapter else None)
-        own = [path if path and path.parent == self._folder else None for path in replaced]
+        unused = [path if path and path.parent == self._folder else None for path in replaced]
         self.model = str(files.model or self.model)
         self.adapter = files.adapter or self.adapter
-        WeightFiles(*own).release()
+        WeightFiles(*unused).release()
 
     def close(self) -> None:
         """Delete all files."""
@@ -161,8 +161,8 @@ class WeightFolder:
             config = load_config(folder)
             with torch.device("meta"):
                 self._skeleton = auto_class(config).from_config(config)
-        (found,) = revert_weight_conversion(self._skeleton, {name: torch.empty(0, device="meta")})
-        return str(found)
+        (checkpoint_name,) = revert_weight_conversion(self._skeleton, {name: torch.empty(0, device="meta")})
+        return str(checkpoint_name)
 
     def _validate(self, name: str, value: torch.Tensor) -> bool:
         """Check name and shape; return False for the output head of a model that shares it with the embeddings."""

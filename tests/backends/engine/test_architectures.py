@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 
 from agentfly.backends.engine.loading import apply_softcap  # noqa: E402
 from agentfly.backends.engine.model_runner import SequentialRunner  # noqa: E402
-from tests.backends.engine.tiny import VOCABULARY, asked, backend_of, greedy, scored  # noqa: E402
+from tests.backends.engine.tiny import VOCABULARY, backend_of, greedy, make_request, score_completion  # noqa: E402
 
 SHAPE = {
     "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -68,9 +68,9 @@ def prompts(lengths: list[int]) -> list[list[int]]:
     return [[draw.randrange(3, VOCABULARY) for _ in range(length)] for length in lengths]
 
 
-def built(family: str, rest: dict[str, Any]) -> Any:
+def built(family: str, overrides: dict[str, Any]) -> Any:
     torch.manual_seed(0)
-    model = apply_softcap(AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SHAPE | rest)).eval())
+    model = apply_softcap(AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SHAPE | overrides)).eval())
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)
@@ -83,12 +83,14 @@ async def test_greedy_output_equals_generate(family: str) -> None:
     backend = backend_of(model, max_rows=3, max_batch_tokens=7)
     assert isinstance(backend._runner, SequentialRunner) == (family in PLAIN)
     rows = prompts([1, 30, 12, 5])
-    got = await asyncio.gather(*(backend.generate(asked(row, 10, temperature=0)) for row in rows))
-    assert [list(each.token_ids) for each in got] == [greedy(model, row, 10) for row in rows]
-    got += await asyncio.gather(*(backend.generate(asked(row, 10, seed=at)) for at, row in enumerate(rows)))
-    assert len({token for each in got for token in each.token_ids}) > 5
-    for row, each in zip([*rows, *rows], got, strict=True):
-        torch.testing.assert_close(torch.tensor(each.logprobs), scored(model, asked(row), each), atol=1e-4, rtol=0)
+    got = await asyncio.gather(*(backend.generate(make_request(row, 10, temperature=0)) for row in rows))
+    assert [list(completion.token_ids) for completion in got] == [greedy(model, row, 10) for row in rows]
+    got += await asyncio.gather(*(backend.generate(make_request(row, 10, seed=at)) for at, row in enumerate(rows)))
+    assert len({token for completion in got for token in completion.token_ids}) > 5
+    for row, completion in zip([*rows, *rows], got, strict=True):
+        torch.testing.assert_close(
+            torch.tensor(completion.logprobs), score_completion(model, make_request(row), completion), atol=1e-4, rtol=0
+        )
     await backend.close()
 
 
@@ -109,12 +111,12 @@ async def test_sequential_runner_recomputes_the_cache_after_a_weight_update() ->
             parameter.mul_(1.3)
     backend = backend_of(model, max_batch_tokens=7)  # less than the turn has when the weights change
     halfway = asyncio.Event()
-    request = asked(prompts([12])[0], 110, seed=1, on_tokens=lambda _: halfway.set())
+    request = make_request(prompts([12])[0], 110, seed=1, on_tokens=lambda _: halfway.set())
     turn = asyncio.create_task(backend.generate(request))
     await halfway.wait()
     await backend.update_weights(other.named_parameters(), 1)
     got = await turn
     late = list(got.weight_versions).index(1)
-    expected = scored(other, request, got)[late:]
+    expected = score_completion(other, request, got)[late:]
     torch.testing.assert_close(torch.tensor(got.logprobs[late:]), expected, atol=1e-4, rtol=0)
     await backend.close()

@@ -68,8 +68,8 @@ def test_attention_equals_the_plain_implementation(
     kernels = native_kernels.load() if native else None  # None also where there is no compiler
     build = DenseAttention if kernels is None else partial(NativeAttention, kernels)
     got = build(cache, torch.empty(0), pieces).attend(rows.transpose(0, 1), past)
-    own = rows.split([piece.count for piece in pieces])
-    right = torch.cat([plain(mine, piece, past) for mine, piece in zip(own, pieces, strict=True)])
+    piece_rows = rows.split([piece.count for piece in pieces])
+    right = torch.cat([plain(queries, piece, past) for queries, piece in zip(piece_rows, pieces, strict=True)])
     torch.testing.assert_close(got, right, atol=1e-5, rtol=1e-5)
 
 
@@ -81,11 +81,11 @@ def test_layers_with_the_same_input_are_packed_into_one_product(bias: bool) -> N
     layers = list(parent.children())
     inputs = [torch.randn(1, 6, 8) for _ in range(3)]
     with torch.inference_mode():
-        expected = [[layer(each) for layer in layers] for each in inputs]
+        expected = [[layer(rows) for layer in layers] for rows in inputs]
         packed_linear.pack(parent)
         assert parent.q_proj.product is parent.v_proj.product is not parent.o_proj.product
-        for each, right in zip(inputs, expected, strict=True):
-            torch.testing.assert_close([layer(each) for layer in layers], right)
+        for rows, right in zip(inputs, expected, strict=True):
+            torch.testing.assert_close([layer(rows) for layer in layers], right)
         for number, layer in ((0, 2), (1, 1), (1, 2), (1, 2), (0, 0), (2, 1), (2, 0)):
             torch.testing.assert_close(layers[layer](inputs[number]), expected[number][layer])
 
@@ -97,9 +97,9 @@ def test_product_for_gpus_computes_with_the_weights_in_place(bias: bool) -> None
     with torch.inference_mode():
         for _ in range(2):
             inputs = torch.randn(6, 8)
-            parts = [product.part(index, inputs) for index in range(3)]
-            torch.testing.assert_close(parts, [layer(inputs) for layer in layers])
-            for parameter in (each for layer in layers for each in layer.parameters()):
+            outputs = [product.take(index, inputs) for index in range(3)]
+            torch.testing.assert_close(outputs, [layer(inputs) for layer in layers])
+            for parameter in (parameter for layer in layers for parameter in layer.parameters()):
                 parameter.copy_(torch.randn_like(parameter))  # a weight update
     assert product.weight.numel() == sum(layer.weight.numel() for layer in layers)
     assert {layer.weight.untyped_storage().data_ptr() for layer in layers} == {product.weight.data_ptr()}
@@ -150,11 +150,11 @@ def test_zeros_take_no_memory_until_they_are_written() -> None:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * 4096
 
-    before = held()
-    made = zeros((1 << 20, 64), torch.empty(0))
-    assert (made.shape, made.dtype, held() - before < 32 << 20) == ((1 << 20, 64), torch.float32, True)
-    made[5] = 1
-    assert (made[5].sum(), made[1 << 19].sum()) == (64, 0)
+    initial_bytes = held()
+    tensor = zeros((1 << 20, 64), torch.empty(0))
+    assert (tensor.shape, tensor.dtype, held() - initial_bytes < 32 << 20) == ((1 << 20, 64), torch.float32, True)
+    tensor[5] = 1
+    assert (tensor[5].sum(), tensor[1 << 19].sum()) == (64, 0)
     assert zeros((0,), torch.empty(0)).shape == (0,)
 
 

@@ -20,12 +20,12 @@ from agentfly.errors import BackendFault, ConfigError, NonFiniteError  # noqa: E
 from agentfly.types import FinishReason  # noqa: E402
 from tests.backends.engine.tiny import (  # noqa: E402
     VOCABULARY,
-    asked,
     backend_of,
-    filtered,
+    filter_logprobs,
     greedy,
+    make_request,
     model_of,
-    scored,
+    score_completion,
 )
 
 
@@ -55,63 +55,67 @@ async def test_output_equals_continuous_batching_of_transformers(model: Any, bac
         16, num_blocks=64, max_batch_tokens=64, return_logprobs=True, allow_block_sharing=False
     )
     greedily = GenerationConfig(do_sample=False, max_new_tokens=12, eos_token_id=-1)
-    theirs = copy.deepcopy(model).generate_batch(rows, greedily, continuous_batching_config=batching)
-    got = await asyncio.gather(*(backend.generate(asked(row, 12, temperature=0)) for row in rows))
-    for row, mine in zip(rows, got, strict=True):
-        (their,) = (each for each in theirs.values() if each.prompt_ids == row)
-        assert list(mine.token_ids) == their.generated_tokens
-        torch.testing.assert_close(torch.tensor(mine.logprobs), torch.tensor(their.logprobs), atol=1e-4, rtol=0)
+    completions_by_id = copy.deepcopy(model).generate_batch(rows, greedily, continuous_batching_config=batching)
+    got = await asyncio.gather(*(backend.generate(make_request(row, 12, temperature=0)) for row in rows))
+    for row, completion in zip(rows, got, strict=True):
+        (their,) = (output for output in completions_by_id.values() if output.prompt_ids == row)
+        assert list(completion.token_ids) == their.generated_tokens
+        torch.testing.assert_close(torch.tensor(completion.logprobs), torch.tensor(their.logprobs), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
 async def test_logprobs_are_of_the_sampled_distribution(model: Any, backend: EngineBackend, temperature: float) -> None:
-    requests = [asked(row, temperature=temperature, seed=at) for at, row in enumerate(prompts([4, 30, 17]))]
+    requests = [make_request(row, temperature=temperature, seed=at) for at, row in enumerate(prompts([4, 30, 17]))]
     for request, got in zip(requests, await asyncio.gather(*map(backend.generate, requests)), strict=True):
-        expected = scored(model, request, got, temperature)
+        expected = score_completion(model, request, got, temperature)
         torch.testing.assert_close(torch.tensor(got.logprobs), expected, atol=1e-4, rtol=0)
 
 
 async def test_seeded_tokens_do_not_depend_on_the_batch(backend: EngineBackend) -> None:
     rows = prompts([9, 25, 40, 6, 13, 28], seed=3)
-    alone = [await backend.generate(asked(row, 20, seed=7)) for row in rows]
-    together = await asyncio.gather(*(backend.generate(asked(row, 20, seed=7)) for row in reversed(rows)))
-    assert [each.token_ids for each in reversed(together)] == [each.token_ids for each in alone]
-    other = await backend.generate(asked(rows[0], 20, seed=8))
+    alone = [await backend.generate(make_request(row, 20, seed=7)) for row in rows]
+    together = await asyncio.gather(*(backend.generate(make_request(row, 20, seed=7)) for row in reversed(rows)))
+    assert [completion.token_ids for completion in reversed(together)] == [completion.token_ids for completion in alone]
+    other = await backend.generate(make_request(rows[0], 20, seed=8))
     assert other.token_ids != alone[0].token_ids
 
 
 async def test_token_frequencies_match_their_probabilities(model: Any, backend: EngineBackend) -> None:
     row = prompts([8])[0]
-    draws = await asyncio.gather(*(backend.generate(asked(row, 1, seed=at, temperature=0.3)) for at in range(2000)))
-    counts = torch.bincount(torch.tensor([each.token_ids[0] for each in draws]), minlength=VOCABULARY) / 2000
+    draws = await asyncio.gather(
+        *(backend.generate(make_request(row, 1, seed=at, temperature=0.3)) for at in range(2000))
+    )
+    counts = (
+        torch.bincount(torch.tensor([completion.token_ids[0] for completion in draws]), minlength=VOCABULARY) / 2000
+    )
     with torch.inference_mode():
-        wanted = (model(torch.tensor([row])).logits[0, -1] / 0.3).softmax(-1)
-    assert (counts - wanted).abs().max() < 0.05
+        expected = (model(torch.tensor([row])).logits[0, -1] / 0.3).softmax(-1)
+    assert (counts - expected).abs().max() < 0.05
 
 
-@pytest.mark.parametrize("rest", [{"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.4}, {"top_k": 20, "top_p": 0.9}])
+@pytest.mark.parametrize("filters", [{"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.4}, {"top_k": 20, "top_p": 0.9}])
 async def test_sampling_filters_equal_those_of_transformers(
-    model: Any, backend: EngineBackend, rest: dict[str, Any]
+    model: Any, backend: EngineBackend, filters: dict[str, Any]
 ) -> None:
     row = prompts([8])[0]
-    wanted = filtered(model, row, 0.5, **rest)
+    expected = filter_logprobs(model, row, 0.5, **filters)
     draws = await asyncio.gather(
-        *(backend.generate(asked(row, 1, seed=at, temperature=0.5, **rest)) for at in range(100))
+        *(backend.generate(make_request(row, 1, seed=at, temperature=0.5, **filters)) for at in range(100))
     )
-    for each in draws:
-        assert each.logprobs[0] == pytest.approx(wanted[each.token_ids[0]].item(), abs=1e-4)
+    for completion in draws:
+        assert completion.logprobs[0] == pytest.approx(expected[completion.token_ids[0]].item(), abs=1e-4)
 
 
 async def test_repetition_penalty_equals_that_of_transformers(model: Any, backend: EngineBackend) -> None:
     row = prompts([10])[0]
-    got = await backend.generate(asked(row, 12, temperature=0, repetition_penalty=1.5))
+    got = await backend.generate(make_request(row, 12, temperature=0, repetition_penalty=1.5))
     with torch.inference_mode():
         ids = torch.tensor([row])
-        wanted = model.generate(
+        expected = model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False, eos_token_id=None,
             repetition_penalty=1.5,
         )  # fmt: skip
-    assert list(got.token_ids) == wanted[0, 10:].tolist()
+    assert list(got.token_ids) == expected[0, 10:].tolist()
 
 
 # ── stop conditions ──
@@ -121,39 +125,39 @@ async def test_stop_token_ends_the_turn_and_is_kept(model: Any, backend: EngineB
     row = prompts([12])[0]
     free = greedy(model, row, 12)
     stop = free[5]
-    got = await backend.generate(asked(row, 12, frozenset({stop}), temperature=0))
+    got = await backend.generate(make_request(row, 12, frozenset({stop}), temperature=0))
     assert list(got.token_ids) == free[: free.index(stop) + 1]
     assert got.finish is FinishReason.STOP
-    assert (await backend.generate(asked(row, 3, temperature=0))).finish is FinishReason.LENGTH
+    assert (await backend.generate(make_request(row, 3, temperature=0))).finish is FinishReason.LENGTH
 
 
 async def test_prompt_that_fills_the_context_is_rejected(backend: EngineBackend) -> None:
     with pytest.raises(BackendFault, match="the prompt has 512 tokens, the context 512: no room left"):
-        await backend.generate(asked([5] * 512))
+        await backend.generate(make_request([5] * 512))
     with pytest.raises(BackendFault, match="empty prompt"):
-        await backend.generate(asked([]))
+        await backend.generate(make_request([]))
 
 
 async def test_turn_without_limit_fills_the_context(backend: EngineBackend) -> None:
-    got = await backend.generate(asked([5] * 500, None, seed=1))  # type: ignore[arg-type]
+    got = await backend.generate(make_request([5] * 500, None, seed=1))  # type: ignore[arg-type]
     assert (len(got.token_ids), got.finish) == (12, FinishReason.LENGTH)
 
 
 async def test_cancelled_request_leaves_the_batch(backend: EngineBackend) -> None:
-    begun = asyncio.Event()
-    request = asked([7] * 20, 400, seed=1, on_tokens=lambda _: begun.set())
+    first_token = asyncio.Event()
+    request = make_request([7] * 20, 400, seed=1, on_tokens=lambda _: first_token.set())
     long = asyncio.create_task(backend.generate(request))
-    await begun.wait()
+    await first_token.wait()
     long.cancel()
     with pytest.raises(asyncio.CancelledError):
         await long
-    await backend.generate(asked([9] * 20, 4, seed=2))
+    await backend.generate(make_request([9] * 20, 4, seed=2))
     assert not backend._engine._scheduler.running
 
 
 async def test_tokens_are_streamed(backend: EngineBackend) -> None:
     seen: list[int] = []
-    got = await backend.generate(asked([7] * 20, 10, seed=1, on_tokens=seen.extend))
+    got = await backend.generate(make_request([7] * 20, 10, seed=1, on_tokens=seen.extend))
     assert seen == list(got.token_ids)
 
 
@@ -162,24 +166,26 @@ async def test_tokens_are_streamed(backend: EngineBackend) -> None:
 
 async def test_next_turn_computes_only_new_tokens(model: Any) -> None:
     backend, seen = count_tokens(backend_of(model))
-    first = asked(prompts([60])[0], 10, seed=1, chain="0/0")
-    said = await backend.generate(first)
-    before = sum(seen)
-    second = asked([*first.prompt, *said.token_ids, *prompts([15], seed=5)[0]], 10, seed=2, chain="0/0")
+    first = make_request(prompts([60])[0], 10, seed=1, chain="0/0")
+    completion = await backend.generate(first)
+    num_computed = sum(seen)
+    second = make_request([*first.prompt, *completion.token_ids, *prompts([15], seed=5)[0]], 10, seed=2, chain="0/0")
     got = await backend.generate(second)
-    assert sum(seen) - before <= 15 + 1 + 10  # the observation, the last token sampled, and what is sampled now
-    torch.testing.assert_close(torch.tensor(got.logprobs), scored(model, second, got), atol=1e-4, rtol=0)
+    assert sum(seen) - num_computed <= 15 + 1 + 10  # the observation, the last token sampled, and what is sampled now
+    torch.testing.assert_close(torch.tensor(got.logprobs), score_completion(model, second, got), atol=1e-4, rtol=0)
     await backend.close()
 
 
 async def test_chains_of_a_group_compute_their_prompt_once(model: Any) -> None:
     backend, seen = count_tokens(backend_of(model))
     row = prompts([100])[0]
-    requests = [asked(row, 5, seed=at, chain=f"0/{at}") for at in range(8)]
+    requests = [make_request(row, 5, seed=at, chain=f"0/{at}") for at in range(8)]
     got = await asyncio.gather(*map(backend.generate, requests))
     assert sum(seen) <= 100 + 8 * 5 + 8
-    for request, each in zip(requests, got, strict=True):
-        torch.testing.assert_close(torch.tensor(each.logprobs), scored(model, request, each), atol=1e-4, rtol=0)
+    for request, completion in zip(requests, got, strict=True):
+        torch.testing.assert_close(
+            torch.tensor(completion.logprobs), score_completion(model, request, completion), atol=1e-4, rtol=0
+        )
     await backend.close()
 
 
@@ -199,11 +205,13 @@ def count_tokens(backend: EngineBackend) -> tuple[EngineBackend, list[int]]:
 async def test_small_cache_gives_the_same_output(model: Any) -> None:
     token = 2 * 3 * 2 * 16 * 4
     backend = backend_of(model, kv_memory=130 * token)
-    requests = [asked(row, 30, seed=at) for at, row in enumerate(prompts([40, 50, 35, 60, 44]))]
+    requests = [make_request(row, 30, seed=at) for at, row in enumerate(prompts([40, 50, 35, 60, 44]))]
     got = await asyncio.gather(*map(backend.generate, requests))
-    for request, each in zip(requests, got, strict=True):
-        assert len(each.token_ids) == 30
-        torch.testing.assert_close(torch.tensor(each.logprobs), scored(model, request, each), atol=1e-4, rtol=0)
+    for request, completion in zip(requests, got, strict=True):
+        assert len(completion.token_ids) == 30
+        torch.testing.assert_close(
+            torch.tensor(completion.logprobs), score_completion(model, request, completion), atol=1e-4, rtol=0
+        )
     assert backend.context_length == 130
     await backend.close()
 
@@ -212,8 +220,8 @@ async def test_small_cache_gives_the_same_output(model: Any) -> None:
 
 
 async def test_weights_are_shared_with_the_given_model(model: Any, backend: EngineBackend) -> None:
-    theirs = {each.data_ptr() for each in backend._runner.model.parameters()}
-    assert theirs == {each.data_ptr() for each in model.parameters()}
+    engine_tensors = {parameter.data_ptr() for parameter in backend._runner.model.parameters()}
+    assert engine_tensors == {parameter.data_ptr() for parameter in model.parameters()}
     assert model.config._attn_implementation != backend._runner.model.config._attn_implementation
 
 
@@ -221,7 +229,7 @@ async def test_weights_are_shared_with_the_given_model(model: Any, backend: Engi
 async def test_weight_update_discards_the_cache(copied: bool) -> None:
     model, other = model_of(), model_of(seed=9)
     backend = backend_of(model)
-    first = asked(prompts([40])[0], 10, seed=1, chain="0/0")
+    first = make_request(prompts([40])[0], 10, seed=1, chain="0/0")
     await backend.generate(first)
     if copied:
         await backend.update_weights(other.named_parameters(), 1)
@@ -230,14 +238,14 @@ async def test_weight_update_discards_the_cache(copied: bool) -> None:
         await backend.update_weights((), 1)
     got = await backend.generate(first)
     assert set(got.weight_versions) == {backend.weight_version} == {1}
-    torch.testing.assert_close(torch.tensor(got.logprobs), scored(other, first, got), atol=1e-4, rtol=0)
+    torch.testing.assert_close(torch.tensor(got.logprobs), score_completion(other, first, got), atol=1e-4, rtol=0)
     await backend.close()
 
 
 async def test_weights_are_packed_on_first_use_and_again_after_an_update() -> None:
     backend = backend_of(model_of())
     head = backend._runner.model.lm_head.product
-    turns = [asked(prompt, 10) for prompt in prompts([30, 20, 9, 15, 12])]
+    turns = [make_request(prompt, 10) for prompt in prompts([30, 20, 9, 15, 12])]
     assert head.packed is None
     await asyncio.gather(*map(backend.generate, turns))
     assert head.packed is not None
@@ -278,7 +286,7 @@ async def test_running_turns_follow_on_update_when_weights_change(then: str) -> 
         if len(seen) >= 20:
             halfway.set()
 
-    running = asyncio.create_task(backend.generate(asked(prompts([10])[0], 400, seed=1, on_tokens=watch)))
+    running = asyncio.create_task(backend.generate(make_request(prompts([10])[0], 400, seed=1, on_tokens=watch)))
     await halfway.wait()
     await backend.update_weights(other.named_parameters(), 1)
     got = await running
@@ -292,8 +300,8 @@ async def test_running_turns_follow_on_update_when_weights_change(then: str) -> 
         case "continue":
             assert set(versions) == {0, 1}
             late = versions.index(1)
-            request = asked(prompts([10])[0])
-            expected = scored(other, request, got)[late:]
+            request = make_request(prompts([10])[0])
+            expected = score_completion(other, request, got)[late:]
             torch.testing.assert_close(torch.tensor(got.logprobs[late:]), expected, atol=1e-4, rtol=0)
     await backend.close()
 
@@ -312,23 +320,23 @@ async def test_failed_step_fails_its_turns_and_the_engine_continues(model: Any) 
 
     backend._runner.launch = break_down  # type: ignore[method-assign]
     with pytest.raises(BackendFault, match="the engine failed: RuntimeError: out of memory"):
-        await backend.generate(asked([5] * 10))
+        await backend.generate(make_request([5] * 10))
     failing = False
-    assert len((await backend.generate(asked([5] * 10, 4))).token_ids) == 4
+    assert len((await backend.generate(make_request([5] * 10, 4))).token_ids) == 4
     failing = True
     for _ in range(3):
         with pytest.raises(BackendFault):
-            await backend.generate(asked([5] * 10))
+            await backend.generate(make_request([5] * 10))
     with pytest.raises(BackendFault, match="the engine failed 3 times in a row"):
-        await backend.generate(asked([5] * 10))
+        await backend.generate(make_request([5] * 10))
     await backend.close()
 
 
 async def test_closed_engine_raises(model: Any) -> None:
     backend = backend_of(model)
-    begun = asyncio.Event()
-    running = asyncio.create_task(backend.generate(asked([5] * 10, 400, on_tokens=lambda _: begun.set())))
-    await begun.wait()
+    first_token = asyncio.Event()
+    running = asyncio.create_task(backend.generate(make_request([5] * 10, 400, on_tokens=lambda _: first_token.set())))
+    await first_token.wait()
     await backend.close()
     with pytest.raises(BackendFault, match="the engine is closed"):
         await running
@@ -346,11 +354,11 @@ async def test_lora_adapters_are_applied_without_merging() -> None:
             if "lora_B" in name:
                 parameter.normal_(std=0.2)
     backend = backend_of(model.eval())
-    request = asked(prompts([20])[0], 12, seed=1)
+    request = make_request(prompts([20])[0], 12, seed=1)
     got = await backend.generate(request)
-    torch.testing.assert_close(torch.tensor(got.logprobs), scored(model, request, got), atol=1e-4, rtol=0)
+    torch.testing.assert_close(torch.tensor(got.logprobs), score_completion(model, request, got), atol=1e-4, rtol=0)
     with model.disable_adapter():
-        assert (torch.tensor(got.logprobs) - scored(model, request, got)).abs().max() > 1e-3
+        assert (torch.tensor(got.logprobs) - score_completion(model, request, got)).abs().max() > 1e-3
     await backend.close()
 
 
@@ -360,20 +368,22 @@ async def test_nan_raises_and_names_the_layer() -> None:
         model.model.layers[1].mlp.down_proj.weight[0, 0] = float("nan")
     backend = backend_of(model)
     with pytest.raises(NonFiniteError, match=r"logits are not finite .* is model\.layers\.1\.mlp\.down_proj"):
-        await backend.generate(asked([5] * 10))
+        await backend.generate(make_request([5] * 10))
     await backend.update_weights(model_of().named_parameters(), 1)  # others may read where the broken turn lay
     assert torch.isfinite(backend._runner.kv_cache.data).all()
-    turns = [asked(prompt) for prompt in prompts([9, 30, 4])]
+    turns = [make_request(prompt) for prompt in prompts([9, 30, 4])]
     for turn, got in zip(turns, await asyncio.gather(*map(backend.generate, turns)), strict=True):
-        torch.testing.assert_close(torch.tensor(got.logprobs), scored(model_of(), turn, got), atol=1e-4, rtol=0)
+        torch.testing.assert_close(
+            torch.tensor(got.logprobs), score_completion(model_of(), turn, got), atol=1e-4, rtol=0
+        )
     await backend.close()
 
 
 async def test_stop_strings_end_a_turn_and_keep_all_sampled_tokens(backend: EngineBackend) -> None:
     row = prompts([12])[0]
-    free = list((await backend.generate(asked(row, 12, seed=3))).token_ids)
-    backend._decode = lambda ids: "".join(f"<{each}>" for each in ids)  # type: ignore[method-assign,assignment]
-    got = await backend.generate(asked(row, 12, seed=3, stop=(f"{free[3]}><{free[4]}",)))
+    free = list((await backend.generate(make_request(row, 12, seed=3))).token_ids)
+    backend._decode = lambda ids: "".join(f"<{token_id}>" for token_id in ids)  # type: ignore[method-assign,assignment]
+    got = await backend.generate(make_request(row, 12, seed=3, stop=(f"{free[3]}><{free[4]}",)))
     assert (list(got.token_ids), got.finish) == (free[:5], FinishReason.STOP)
 
 
@@ -385,7 +395,7 @@ async def test_agent_runs_with_a_model_folder(tmp_path: Any) -> None:
     load_tokenizer("bytes").backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
     agent = HFAgent(str(tmp_path), template="chatml", backend_config={"kv_memory": 1 << 22})
     result = await agent.run("Hi.", num_chains=3, sampling={"max_tokens": 8, "seed": 1})
-    assert [each.sampled_tokens for each in result] == [8, 8, 8]
+    assert [trajectory.sampled_tokens for trajectory in result] == [8, 8, 8]
     await agent.close()
 
 

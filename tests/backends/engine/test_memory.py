@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from agentfly.backends.engine import kv_cache, loading  # noqa: E402
 from agentfly.backends.engine.model_runner import ModelRunner  # noqa: E402
 from agentfly.errors import ConfigError  # noqa: E402
-from tests.backends.engine.tiny import asked, backend_of, model_of  # noqa: E402
+from tests.backends.engine.tiny import backend_of, make_request, model_of  # noqa: E402
 
 MIB = 1 << 20
 
@@ -56,7 +56,7 @@ async def test_cache_takes_what_another_process_leaves(device: BusyDevice, caplo
     assert len(device.attempts) == 2
     assert device.attempts[1] <= 4 * MIB < device.attempts[0]
     assert "the KV cache did not fit, trying with what is free now" in caplog.text
-    assert (await backend.generate(asked([5, 6, 7]))).token_ids
+    assert (await backend.generate(make_request([5, 6, 7]))).token_ids
     await backend.close()
 
 

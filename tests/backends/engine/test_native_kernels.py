@@ -64,11 +64,11 @@ def attend_with_torch(
     In double precision: two results in float32 differ by rounding.
     """
     count, heads, _ = rows.shape
-    own = torch.arange(len(keys) - count, len(keys))[:, None]
+    positions = torch.arange(len(keys) - count, len(keys))[:, None]
     at = torch.arange(len(keys))
-    seen = (at <= own) & (at > own - (len(keys) if window is None else window))
-    q, k, v = (each.double().transpose(0, 1) for each in (rows, keys, values))
-    k, v = (each.repeat_interleave(heads // len(k), 0) for each in (k, v))
+    seen = (at <= positions) & (at > positions - (len(keys) if window is None else window))
+    q, k, v = (tensor.double().transpose(0, 1) for tensor in (rows, keys, values))
+    k, v = (tensor.repeat_interleave(heads // len(k), 0) for tensor in (k, v))
     out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scaling)
     return out.transpose(0, 1).float()
 
@@ -103,12 +103,12 @@ def test_attention_equals_that_of_torch(
         seen = slice(start, start + past + count) if slots is None else slots
         right.append(attend_with_torch(rows[row : row + count], keys[seen], values[seen], scaling, window))
         row += count
-    before = torch.get_num_threads()
+    initial_threads = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         got = kernels.attend(SpanTable(table), rows, keys, values, scaling, window)
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(initial_threads)
     torch.testing.assert_close(got, torch.cat(right), atol=2e-5, rtol=2e-5)
 
 
@@ -121,9 +121,11 @@ def test_sequence_has_the_same_result_in_every_batch(kernels, width: int) -> Non
     spans.append(NativeSpan(7, 40, 100, 0, None))
     together = kernels.attend(SpanTable(spans), rows, keys, values, 0.1, None)
     for span in spans:
-        part = slice(span.row, span.row + span.count)
+        span_rows = slice(span.row, span.row + span.count)
         alone = NativeSpan(0, span.count, span.past, span.start, None)
-        assert torch.equal(kernels.attend(SpanTable([alone]), rows[part], keys, values, 0.1, None), together[part])
+        assert torch.equal(
+            kernels.attend(SpanTable([alone]), rows[span_rows], keys, values, 0.1, None), together[span_rows]
+        )
 
 
 @needs_compiler
@@ -148,12 +150,12 @@ def test_default_dtype_does_not_matter(kernels, dtype: torch.dtype) -> None:
     rows = torch.randn(1, 1, 64)
     spans = SpanTable([NativeSpan(0, 1, 8, 0, None)])
     right = kernels.attend(spans, rows, keys, values, 0.1, None)
-    before = torch.get_default_dtype()
+    initial_dtype = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         got = kernels.attend(spans, rows, keys, values, 0.1, None)
     finally:
-        torch.set_default_dtype(before)
+        torch.set_default_dtype(initial_dtype)
     assert got.dtype == torch.float32
     assert torch.equal(got, right)
 
@@ -203,7 +205,7 @@ def test_processes_build_at_once(cache: Path) -> None:
         for _ in range(2)
     ]
     printed = [process.communicate()[0] for process in processes]
-    assert all("NativeKernels" in each for each in printed), printed
+    assert all("NativeKernels" in line for line in printed), printed
     assert len([*cache.iterdir()]) == 1
 
 

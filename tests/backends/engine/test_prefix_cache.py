@@ -41,9 +41,9 @@ def test_continuations_of_a_prefix_share_its_slots() -> None:
     assert [fork[1].tolist() for fork in forks] == [slots[:4].tolist()] * 3
     assert pool.free == 100 - 6
     for (node, _), last in zip(forks, (7, 8, 9), strict=True):
-        own = pool.allocate(1)
-        assert own is not None
-        assert cache.extend(node, np.array([last], np.int32), own) is not None
+        released = pool.allocate(1)
+        assert released is not None
+        assert cache.extend(node, np.array([last], np.int32), released) is not None
     assert pool.free == 100 - 6 - 3
 
 
@@ -102,9 +102,9 @@ def test_slots_are_never_lost_or_shared_by_different_tokens(cls: type[KVCache], 
         assert sorted(owned.tolist()) == list(range(60))
         assert cache.evictable == sum(len(node.tokens) for node in nodes if not node.locks)
         assert all(child.parent is node for node in nodes for child in node.children.values())
-        for _, known, slots in held:  # a locked prefix keeps its slots
-            _, found, done = cache.match(np.array(known, np.int32))
-            assert (done, np.concatenate([[], *found]).tolist()) == (len(known), slots)
+        for _, prefix, slots in held:  # a locked prefix keeps its slots
+            _, path_slots, done = cache.match(np.array(prefix, np.int32))
+            assert (done, np.concatenate([[], *path_slots]).tolist()) == (len(prefix), slots)
 
 
 def test_lookup_does_not_depend_on_the_size_of_the_cache() -> None:
@@ -116,7 +116,7 @@ def test_lookup_does_not_depend_on_the_size_of_the_cache() -> None:
             insert(pool, cache, [1, 2, 3, *divmod(number, 50), *range(20)])
         calls: list[int] = []
         with patch.object(
-            prefix_cache, "_common_length", lambda *each, calls=calls: calls.append(1) or original(*each)
+            prefix_cache, "_common_length", lambda *sequences, calls=calls: calls.append(1) or original(*sequences)
         ):
             cache.match(np.array([1, 2, 3, 0, 1, *range(20)], np.int32))
         compared.append(len(calls))
@@ -143,7 +143,7 @@ def test_adjacent_slots_are_preferred_to_scattered_ones() -> None:
     assert third is not None
     assert second.tolist() == [5, 6, 7, 8, 9]
     pool.release(second)
-    grown = pool.allocate(2, after=4)
+    grown = pool.allocate(2, last_slot=4)
     assert grown is not None
     assert grown.tolist() == [5, 6]
     assert pool.allocate_run(6) is None

@@ -55,34 +55,34 @@ class Stepped(Engine):
 
     def check(self) -> None:
         """Every slot is free, in the prefix cache or held by one request; locks and counts follow from the requests."""
-        there, tables = self._scheduler, self._scheduler.tables
-        nodes = list(there.prefix_cache.nodes())
-        owned = [there.kv_cache.free_slots(), *(node.slots for node in nodes)]
-        for request in there.running:
+        scheduler, tables = self._scheduler, self._scheduler.tables
+        nodes = list(scheduler.prefix_cache.nodes())
+        owned = [scheduler.kv_cache.free_slots(), *(node.slots for node in nodes)]
+        for request in scheduler.running:
             row = request.row
             owned.append(tables.slots[row, tables.shared[row] : tables.reserved[row]])
-            assert tables.shared[row] <= tables.computed[row] <= tables.reserved[row] <= there.kv_cache.capacity
+            assert tables.shared[row] <= tables.computed[row] <= tables.reserved[row] <= scheduler.kv_cache.capacity
             path, node = [], request.node
-            while node is not there.prefix_cache.root:
+            while node is not scheduler.prefix_cache.root:
                 path.insert(0, node)
                 node = node.parent
             shared = np.concatenate([np.empty(0, np.int32), *(node.slots for node in path)])
             assert shared.tolist() == tables.slots[row, : tables.shared[row]].tolist()
             tokens = np.concatenate([np.empty(0, np.int32), *(node.tokens for node in path)])
             assert tokens.tolist() == tables.tokens[row, : tables.shared[row]].tolist()
-        assert sorted(np.concatenate(owned).tolist()) == list(range(there.kv_cache.capacity))
-        assert there.kv_cache.free == len(there.kv_cache.free_slots())
-        assert there.prefix_cache.evictable == sum(len(node.tokens) for node in nodes if not node.locks)
-        ends = [request.node for request in there.running]
+        assert sorted(np.concatenate(owned).tolist()) == list(range(scheduler.kv_cache.capacity))
+        assert scheduler.kv_cache.free == len(scheduler.kv_cache.free_slots())
+        assert scheduler.prefix_cache.evictable == sum(len(node.tokens) for node in nodes if not node.locks)
+        ends = [request.node for request in scheduler.running]
         for node in nodes:
-            below, found = [node], 0
+            below, num_locks = [node], 0
             while below:
-                each = below.pop()
-                found += sum(end is each for end in ends)
-                below += each.children.values()
-            assert node.locks == found
-        assert not any(request.row >= 0 for request in there.waiting)
-        assert {*there.running, *there.waiting} <= set(self._pending)
+                descendant = below.pop()
+                num_locks += sum(end is descendant for end in ends)
+                below += descendant.children.values()
+            assert node.locks == num_locks
+        assert not any(request.row >= 0 for request in scheduler.waiting)
+        assert {*scheduler.running, *scheduler.waiting} <= set(self._pending)
 
 
 class PagedRunner(ModelRunner):
@@ -114,7 +114,7 @@ class ScheduledEngine:
         self.engine = Stepped(runner, rows, tokens, self.context)
         self.engine.ahead = ahead
         self.then = then
-        self.asked: list[tuple[Request, asyncio.Task[Completion]]] = []
+        self.submitted: list[tuple[Request, asyncio.Task[Completion]]] = []
         self.updates: list[asyncio.Task[None]] = []
 
     def ask(self, prompt: Sequence[int], chain: str, turn: int, sampling: Sampling, stop: int) -> None:
@@ -122,21 +122,21 @@ class ScheduledEngine:
         request = Request(prompt, sampling, frozenset(range(3, 3 + stop)), chain=chain, turn=turn)
         limit = min(sampling.max_tokens or CONTEXT, self.context - len(prompt))
         waiting = EngineRequest(request, np.asarray(prompt, np.int32), limit)
-        self.asked.append((request, asyncio.create_task(self.engine.sample(waiting))))
+        self.submitted.append((request, asyncio.create_task(self.engine.sample(waiting))))
 
-    def again(self, which: int, edit: int | None, more: int, sampling: Sampling) -> None:
+    def again(self, which: int, edit: int | None, num_new: int, sampling: Sampling) -> None:
         """Request the next turn of a finished chain, optionally with one token of its history changed."""
-        ended = [(request, task) for request, task in self.asked if task.done() and not task.cancelled()]
+        ended = [(request, task) for request, task in self.submitted if task.done() and not task.cancelled()]
         if ended:
             request, task = ended[which % len(ended)]
-            prompt = [*request.prompt, *task.result().token_ids, *BASE[-more:]]
+            prompt = [*request.prompt, *task.result().token_ids, *BASE[-num_new:]]
             if edit is not None:
                 prompt[edit % len(prompt)] = 3
             self.ask(prompt, request.chain, request.turn + 1, sampling, 0)
 
     def cancel(self, which: int) -> None:
-        if self.asked:
-            self.asked[which % len(self.asked)][1].cancel()
+        if self.submitted:
+            self.submitted[which % len(self.submitted)][1].cancel()
 
     def update(self, fails: bool) -> None:
         version = (len(self.updates) + 1) % len(VERSIONS)
@@ -153,7 +153,7 @@ class ScheduledEngine:
         while idle < 3:
             idle = 0 if await self.engine.advance() else idle + 1
         assert all(task.done() for task in self.updates), "an update was never applied"
-        assert all(task.done() for _, task in self.asked), "a turn was never ended"
+        assert all(task.done() for _, task in self.submitted), "a turn was never ended"
         assert self.engine._scheduler.idle
         assert not self.engine._pending
         assert not self.engine._updates
@@ -175,11 +175,13 @@ def verify(request: Request, got: Completion) -> None:
     ]
     for version in set(got.weight_versions):
         logits = VERSIONS[version](torch.tensor([tokens])).logits[0, len(request.prompt) - 1 : -1]
-        drawn, logprobs, own = sample(logits, rows)
-        mine = torch.tensor([each == version for each in got.weight_versions])
-        assert torch.equal(drawn[mine], torch.tensor(got.token_ids)[mine])
-        torch.testing.assert_close(torch.tensor(got.logprobs)[mine], logprobs[mine], atol=1e-4, rtol=0)
-        torch.testing.assert_close(torch.tensor(got.raw_logprobs)[mine], own[mine], atol=1e-4, rtol=0)
+        drawn, logprobs, raw_logprobs = sample(logits, rows)
+        of_version = torch.tensor([weight_version == version for weight_version in got.weight_versions])
+        assert torch.equal(drawn[of_version], torch.tensor(got.token_ids)[of_version])
+        torch.testing.assert_close(torch.tensor(got.logprobs)[of_version], logprobs[of_version], atol=1e-4, rtol=0)
+        torch.testing.assert_close(
+            torch.tensor(got.raw_logprobs)[of_version], raw_logprobs[of_version], atol=1e-4, rtol=0
+        )
     stopped = [at for at, token in enumerate(got.token_ids) if token in request.stop_ids]
     assert stopped == ([count - 1] if got.finish is FinishReason.STOP else [])
 
@@ -190,7 +192,7 @@ settings_of_turns = st.builds(
 )  # fmt: skip
 prompts = st.one_of(
     st.builds(lambda cut: BASE[:cut], st.integers(1, CONTEXT)),
-    st.builds(lambda at, more: [*BASE[:at], *BASE[-more:]], st.integers(0, 60), st.integers(1, 30)),
+    st.builds(lambda at, num_new: [*BASE[:at], *BASE[-num_new:]], st.integers(0, 60), st.integers(1, 30)),
     st.builds(lambda at: [*BASE[:at], 5, *BASE[at + 1 : 60]], st.integers(0, 59)),
 )
 asks = st.tuples(
@@ -243,7 +245,7 @@ def test_tokens_equal_a_fresh_forward_pass_in_any_schedule(
 
     with patch.object(scheduler, "RESERVE", reserve), patch.object(scheduler, "MIN_PREFIX", 4):
         scheduled = asyncio.run(run())
-    for request, task in scheduled.asked:
+    for request, task in scheduled.submitted:
         if not task.cancelled():
             verify(request, task.result())
     failed = [task.exception() for task in scheduled.updates]

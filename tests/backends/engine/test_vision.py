@@ -93,8 +93,8 @@ def test_attention_over_all_windows_at_once_gives_the_features_of_one_window_aft
 
     def attend_naively(query: Any, key: Any, value: Any, lengths: Any, *_: Any) -> Any:
         calls.append(len(lengths) - 1)
-        parts = zip(*(each.split(lengths.diff().tolist()) for each in (query, key, value)), strict=True)
-        return torch.cat([scaled_dot_product(*part) for part in parts])
+        sequences = zip(*(tensor.split(lengths.diff().tolist()) for tensor in (query, key, value)), strict=True)
+        return torch.cat([scaled_dot_product(*sequence) for sequence in sequences])
 
     def scaled_dot_product(query: Any, key: Any, value: Any) -> Any:
         weights = torch.einsum("qhw,khw->hqk", query, key) / query.shape[-1] ** 0.5
@@ -109,9 +109,9 @@ def test_attention_over_all_windows_at_once_gives_the_features_of_one_window_aft
         expected = engine_vision.compute_features(model, images)
         assert not calls
         model.config.vision_config._attn_implementation = engine_vision.VARLEN_ATTENTION
-        found = engine_vision.compute_features(model, images)
+        features = engine_vision.compute_features(model, images)
     assert max(calls) > 1
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(features, expected, atol=1e-5, rtol=1e-5)
 
 
 async def test_images_of_one_size_are_not_confused_and_features_follow_the_weights(folder: Path) -> None:

@@ -38,13 +38,15 @@ def backend_of(model: Any, **settings: Any) -> EngineBackend:
     return EngineBackend(model, **{"kv_memory": 1 << 22, **settings})
 
 
-def asked(prompt: list[int], max_tokens: int = 12, stop_ids: frozenset[int] = frozenset(), **rest: Any) -> Request:
-    fields = {name: rest.pop(name) for name in ("chain", "turn", "on_tokens") if name in rest}
-    return Request(prompt, Sampling(max_tokens=max_tokens, **rest), stop_ids, **fields)
+def make_request(
+    prompt: list[int], max_tokens: int = 12, stop_ids: frozenset[int] = frozenset(), **settings: Any
+) -> Request:
+    fields = {name: settings.pop(name) for name in ("chain", "turn", "on_tokens") if name in settings}
+    return Request(prompt, Sampling(max_tokens=max_tokens, **settings), stop_ids, **fields)
 
 
 @torch.inference_mode()
-def scored(model: Any, request: Request, completion: Completion, temperature: float = 1.0) -> torch.Tensor:
+def score_completion(model: Any, request: Request, completion: Completion, temperature: float = 1.0) -> torch.Tensor:
     """The log-probabilities of a completion in a fresh forward pass of the whole sequence."""
     tokens = [*request.prompt, *completion.token_ids]
     logits = model(torch.tensor([tokens])).logits[0, len(request.prompt) - 1 : -1].float() / temperature
@@ -52,7 +54,7 @@ def scored(model: Any, request: Request, completion: Completion, temperature: fl
 
 
 @torch.inference_mode()
-def filtered(model: Any, prompt: list[int], temperature: float, **filters: float) -> torch.Tensor:
+def filter_logprobs(model: Any, prompt: list[int], temperature: float, **filters: float) -> torch.Tensor:
     """The log-probabilities of the next token behind the filters of transformers, by their names."""
     makers = {"top_k": TopKLogitsWarper, "top_p": TopPLogitsWarper, "min_p": MinPLogitsWarper}
     warp = LogitsProcessorList([makers[name](value) for name, value in filters.items()])
@@ -68,5 +70,5 @@ def greedy(model: Any, prompt: list[int], count: int) -> list[int]:
     out = model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, eos_token_id=None
     )
-    said: list[int] = out[0, len(prompt) :].tolist()
-    return said
+    sampled: list[int] = out[0, len(prompt) :].tolist()
+    return sampled

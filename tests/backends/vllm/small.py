@@ -42,18 +42,18 @@ def backend_of(folder: str, **settings: Any) -> VLLMBackend:
 def descendants() -> set[int]:
     """The processes below this one that are vLLM's."""
     parents: dict[int, int] = {}
-    for each in Path("/proc").glob("[0-9]*"):
+    for process_folder in Path("/proc").glob("[0-9]*"):
         try:
-            parents[int(each.name)] = int((each / "stat").read_text().rpartition(")")[2].split()[1])
+            parents[int(process_folder.name)] = int((process_folder / "stat").read_text().rpartition(")")[2].split()[1])
         except OSError:
             continue
-    below, found = [os.getpid()], set()
+    below, vllm_pids = [os.getpid()], set()
     while below:
         parent = below.pop()
         children = [pid for pid, its in parents.items() if its == parent]
-        found |= {pid for pid in children if "VLLM" in named(pid)}
+        vllm_pids |= {pid for pid in children if "VLLM" in named(pid)}
         below += children
-    return found
+    return vllm_pids
 
 
 def named(pid: int) -> str:

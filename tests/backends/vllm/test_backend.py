@@ -17,7 +17,7 @@ from agentfly.backends.base import OnUpdate
 from agentfly.backends.vllm import VLLMBackend
 from agentfly.errors import BackendFault, ConfigError, NonFiniteError
 from agentfly.types import FinishReason, Image
-from tests.backends.engine.tiny import asked, filtered, greedy, scored
+from tests.backends.engine.tiny import filter_logprobs, greedy, make_request, score_completion
 from tests.backends.vllm.small import VOCABULARY, backend_of, descendants, model_of, saved, until
 
 pytestmark = pytest.mark.vllm
@@ -57,56 +57,58 @@ def close(got: Any, expected: Any) -> None:
 
 async def test_greedy_turns_equal_transformers_in_any_batch(model: Any, backend: VLLMBackend) -> None:
     rows = prompts([4, 33, 17, 60, 9], seed=2)
-    got = await asyncio.gather(*(backend.generate(asked(row, 12, temperature=0)) for row in rows))
-    for row, each in zip(rows, got, strict=True):
-        assert list(each.token_ids) == greedy(model, row, 12)
-        assert each.finish is FinishReason.LENGTH
-        close(each.logprobs, scored(model, asked(row), each))
-        assert each.raw_logprobs == each.logprobs
+    got = await asyncio.gather(*(backend.generate(make_request(row, 12, temperature=0)) for row in rows))
+    for row, completion in zip(rows, got, strict=True):
+        assert list(completion.token_ids) == greedy(model, row, 12)
+        assert completion.finish is FinishReason.LENGTH
+        close(completion.logprobs, score_completion(model, make_request(row), completion))
+        assert completion.raw_logprobs == completion.logprobs
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
 async def test_logprobs_are_those_of_the_sampled_distribution(
     model: Any, backend: VLLMBackend, temperature: float
 ) -> None:
-    requests = [asked(row, temperature=temperature, seed=at) for at, row in enumerate(prompts([4, 30, 17]))]
+    requests = [make_request(row, temperature=temperature, seed=at) for at, row in enumerate(prompts([4, 30, 17]))]
     for request, got in zip(requests, await asyncio.gather(*map(backend.generate, requests)), strict=True):
-        close(got.logprobs, scored(model, request, got, temperature))
+        close(got.logprobs, score_completion(model, request, got, temperature))
         assert (got.raw_logprobs is None) == (temperature != 1)
 
 
-@pytest.mark.parametrize("rest", [{"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.4}, {"top_k": 20, "top_p": 0.9}])
-async def test_logprobs_with_filters_equal_transformers(model: Any, backend: VLLMBackend, rest: dict[str, Any]) -> None:
+@pytest.mark.parametrize("filters", [{"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.4}, {"top_k": 20, "top_p": 0.9}])
+async def test_logprobs_with_filters_equal_transformers(
+    model: Any, backend: VLLMBackend, filters: dict[str, Any]
+) -> None:
     row = prompts([8])[0]
-    wanted = filtered(model, row, 0.7, **rest)
+    expected = filter_logprobs(model, row, 0.7, **filters)
     draws = await asyncio.gather(
-        *(backend.generate(asked(row, 1, seed=at, temperature=0.7, **rest)) for at in range(50))
+        *(backend.generate(make_request(row, 1, seed=at, temperature=0.7, **filters)) for at in range(50))
     )
-    for each in draws:
-        assert each.logprobs[0] == pytest.approx(wanted[each.token_ids[0]].item(), abs=1e-4)
+    for completion in draws:
+        assert completion.logprobs[0] == pytest.approx(expected[completion.token_ids[0]].item(), abs=1e-4)
 
 
 async def test_seed_gives_the_same_tokens_in_any_batch(backend: VLLMBackend) -> None:
     rows = prompts([9, 25, 40, 6], seed=3)
-    alone = [await backend.generate(asked(row, 20, seed=7)) for row in rows]
-    together = await asyncio.gather(*(backend.generate(asked(row, 20, seed=7)) for row in reversed(rows)))
-    assert [each.token_ids for each in reversed(together)] == [each.token_ids for each in alone]
-    assert (await backend.generate(asked(rows[0], 20, seed=-3))).token_ids != alone[0].token_ids
+    alone = [await backend.generate(make_request(row, 20, seed=7)) for row in rows]
+    together = await asyncio.gather(*(backend.generate(make_request(row, 20, seed=7)) for row in reversed(rows)))
+    assert [completion.token_ids for completion in reversed(together)] == [completion.token_ids for completion in alone]
+    assert (await backend.generate(make_request(rows[0], 20, seed=-3))).token_ids != alone[0].token_ids
 
 
 async def test_stop_tokens_and_stop_strings_are_part_of_the_turn(backend: VLLMBackend) -> None:
     row = prompts([12])[0]
-    free = list((await backend.generate(asked(row, 40, seed=3))).token_ids)
+    free = list((await backend.generate(make_request(row, 40, seed=3))).token_ids)
     stop = free[5]
-    got = await backend.generate(asked(row, 40, seed=3, stop_ids=frozenset({stop})))
+    got = await backend.generate(make_request(row, 40, seed=3, stop_ids=frozenset({stop})))
     assert (list(got.token_ids), got.finish) == (free[: free.index(stop) + 1], FinishReason.STOP)
 
     from agentfly.templates.tokenizer import load_tokenizer
 
     decode = load_tokenizer("bytes").backend_tokenizer.decode
-    letters = [at for at, each in enumerate(free) if decode([each]).isascii() and decode([each]).strip()]
+    letters = [at for at, token_id in enumerate(free) if decode([token_id]).isascii() and decode([token_id]).strip()]
     first = letters[0]
-    got = await backend.generate(asked(row, 40, seed=3, stop=(decode([free[first]]),)))
+    got = await backend.generate(make_request(row, 40, seed=3, stop=(decode([free[first]]),)))
     assert (list(got.token_ids), got.finish) == (free[: first + 1], FinishReason.STOP)
     assert len(got.logprobs) == first + 1
 
@@ -115,32 +117,35 @@ async def test_eos_of_the_model_does_not_end_a_turn(model: Any, backend: VLLMBac
     rows = torch.randint(3, VOCABULARY, (4000, 3), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         (ending, *_) = rows[model(rows).logits[:, -1].argmax(-1) == 2].tolist()
-    got = await backend.generate(asked(ending, 8, temperature=0))
+    got = await backend.generate(make_request(ending, 8, temperature=0))
     assert (got.token_ids[0], len(got.token_ids), got.finish) == (2, 8, FinishReason.LENGTH)
 
 
 async def test_tokens_are_streamed_and_an_exception_of_the_callback_ends_the_turn(backend: VLLMBackend) -> None:
     heard: list[list[int]] = []
-    got = await backend.generate(asked(prompts([10])[0], 30, seed=1, on_tokens=lambda ids: heard.append(list(ids))))
-    assert [each for ids in heard for each in ids] == list(got.token_ids)
+    got = await backend.generate(
+        make_request(prompts([10])[0], 30, seed=1, on_tokens=lambda ids: heard.append(list(ids)))
+    )
+    assert [token_id for ids in heard for token_id in ids] == list(got.token_ids)
     assert len(heard) > 3
 
     def refuse(_: Any) -> None:
         raise KeyError("no more")
 
     with pytest.raises(KeyError, match="no more"):
-        await backend.generate(asked(prompts([10])[0], 400, on_tokens=refuse))
+        await backend.generate(make_request(prompts([10])[0], 400, on_tokens=refuse))
     await until(lambda: not backend._engine._llm.get_num_unfinished_requests())  # type: ignore[union-attr]
 
 
 async def test_cancelled_turn_is_aborted_in_the_engine(backend: VLLMBackend) -> None:
     llm = backend._engine._llm
     assert llm is not None
-    begun = asyncio.Event()
+    first_token = asyncio.Event()
     turns = [
-        asyncio.create_task(backend.generate(asked([5, 6], 500, on_tokens=lambda _: begun.set()))) for _ in range(8)
+        asyncio.create_task(backend.generate(make_request([5, 6], 500, on_tokens=lambda _: first_token.set())))
+        for _ in range(8)
     ]
-    await begun.wait()
+    await first_token.wait()
     assert llm.get_num_unfinished_requests() == 8
     for turn in turns:
         turn.cancel()
@@ -151,47 +156,47 @@ async def test_cancelled_turn_is_aborted_in_the_engine(backend: VLLMBackend) -> 
 
 
 async def test_invalid_requests_are_rejected(backend: VLLMBackend) -> None:
-    for prompt, said in ([[], "empty prompt"], [[VOCABULARY], "the token 300, the model knows 0 to 299"],
+    for prompt, words in ([[], "empty prompt"], [[VOCABULARY], "the token 300, the model knows 0 to 299"],
                          [[5] * 512, "has 512 tokens, the context 512"], [["a"], "token ids, not of str"]):  # fmt: skip
-        with pytest.raises(BackendFault, match=said):
-            await backend.generate(asked(prompt))  # type: ignore[arg-type]
+        with pytest.raises(BackendFault, match=words):
+            await backend.generate(make_request(prompt))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"vLLM samples at 0\.01 and above"):
-        await backend.generate(asked([5], temperature=0.001))
+        await backend.generate(make_request([5], temperature=0.001))
     with pytest.raises(ConfigError, match="vLLM rejects these sampling settings: temperature must be in"):
-        await backend.generate(asked([5], temperature=3.0))
-    request = asked([5])
+        await backend.generate(make_request([5], temperature=3.0))
+    request = make_request([5])
     object.__setattr__(request, "images", (Image("data:,"),))
     with pytest.raises(ConfigError, match="takes no images"):
         await backend.generate(request)
-    assert len((await backend.generate(asked([5] * 510, 400))).token_ids) == 2
+    assert len((await backend.generate(make_request([5] * 510, 400))).token_ids) == 2
 
 
 # ── weights ──
 
 
 async def test_update_discards_cached_keys_and_values(model: Any, updated: VLLMBackend) -> None:
-    other, request = model_of(seed=9), asked(prompts([300])[0], 10, seed=1, chain="0/0")
-    before = await updated.generate(request)
+    other, request = model_of(seed=9), make_request(prompts([300])[0], 10, seed=1, chain="0/0")
+    first = await updated.generate(request)
     await updated.update_weights(other.named_parameters(), 1)
     got = await updated.generate(request)
     assert set(got.weight_versions) == {updated.weight_version} == {1}
-    close(got.logprobs, scored(other, request, got))
-    assert got.token_ids != before.token_ids
-    assert set(before.weight_versions) == {0}
+    close(got.logprobs, score_completion(other, request, got))
+    assert got.token_ids != first.token_ids
+    assert set(first.weight_versions) == {0}
 
 
 async def test_weights_that_are_left_out_are_unchanged(model: Any, updated: VLLMBackend) -> None:
-    mixed, other, request = model_of(), model_of(seed=9), asked(prompts([20])[0], 10, seed=1)
+    mixed, other, request = model_of(), model_of(seed=9), make_request(prompts([20])[0], 10, seed=1)
     name = "model.layers.1.self_attn.q_proj.weight"
     with torch.no_grad():
         mixed.get_parameter(name).copy_(other.get_parameter(name))
     await updated.update_weights([(name, other.get_parameter(name))], 4)
     got = await updated.generate(request)
-    close(got.logprobs, scored(mixed, request, got))
+    close(got.logprobs, score_completion(mixed, request, got))
     await updated.update_weights((), 5)
     got = await updated.generate(request)
     assert set(got.weight_versions) == {5}
-    close(got.logprobs, scored(mixed, request, got))
+    close(got.logprobs, score_completion(mixed, request, got))
 
 
 async def test_invalid_weights_are_rejected_and_change_nothing(model: Any, backend: VLLMBackend) -> None:
@@ -200,7 +205,7 @@ async def test_invalid_weights_are_rejected_and_change_nothing(model: Any, backe
         raise ValueError("the disk is gone")
 
     norm = "model.norm.weight"
-    for weights, said in (
+    for weights, words in (
         ([("nonsense", torch.zeros(1))], "the model has no weight 'nonsense'"),
         ([(norm, torch.zeros(1))], r"has the shape \(1,\), not \(128,\)"),
         ([(norm, 3)], "is a int, not a tensor"),
@@ -209,12 +214,12 @@ async def test_invalid_weights_are_rejected_and_change_nothing(model: Any, backe
         (broken(), "the disk is gone"),
         (7, "not iterable"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=words):
             await backend.update_weights(weights, 9)  # type: ignore[arg-type]
     assert backend.weight_version == 0
-    request = asked(prompts([20])[0], 6, seed=1)
+    request = make_request(prompts([20])[0], 6, seed=1)
     got = await backend.generate(request)
-    close(got.logprobs, scored(model, request, got))
+    close(got.logprobs, score_completion(model, request, got))
 
 
 @pytest.mark.parametrize("then", ["continue", "finish", "abort"])
@@ -228,7 +233,7 @@ async def test_running_turns_follow_on_update(then: str, updated: VLLMBackend) -
         if len(seen) >= 20:
             halfway.set()
 
-    request = asked(prompts([10])[0], 400, seed=1, on_tokens=watch)
+    request = make_request(prompts([10])[0], 400, seed=1, on_tokens=watch)
     running = asyncio.create_task(updated.generate(request))
     await halfway.wait()
     await updated.update_weights(other.named_parameters(), 1)
@@ -245,19 +250,19 @@ async def test_running_turns_follow_on_update(then: str, updated: VLLMBackend) -
             assert set(versions) == {0, 1}
             assert versions == sorted(versions)
             late = versions.index(1)
-            close(got.logprobs[late:], scored(other, request, got)[late:])
+            close(got.logprobs[late:], score_completion(other, request, got)[late:])
 
 
 async def test_non_finite_logits_raise_until_the_weights_are_replaced(model: Any, updated: VLLMBackend) -> None:
     await updated.update_weights([("model.norm.weight", torch.full((128,), float("nan")))], 3)
     with pytest.raises(NonFiniteError, match=r"not finite \(weights of version 3\)"):
-        await updated.generate(asked([5] * 10))
+        await updated.generate(make_request([5] * 10))
     await updated.update_weights(model.named_parameters(), 4)
-    assert set((await updated.generate(asked([5] * 10))).weight_versions) == {4}
+    assert set((await updated.generate(make_request([5] * 10))).weight_versions) == {4}
 
 
 async def test_cancelled_update_completes(updated: VLLMBackend) -> None:
-    other, request = model_of(seed=9), asked(prompts([20])[0], 6, seed=1)
+    other, request = model_of(seed=9), make_request(prompts([20])[0], 6, seed=1)
     update = asyncio.create_task(updated.update_weights(other.named_parameters(), 1))
     await asyncio.sleep(0)
     update.cancel()
@@ -265,7 +270,7 @@ async def test_cancelled_update_completes(updated: VLLMBackend) -> None:
         await update
     await until(lambda: updated.weight_version == 1)
     got = await updated.generate(request)
-    close(got.logprobs, scored(other, request, got))
+    close(got.logprobs, score_completion(other, request, got))
 
 
 async def test_sleep_needs_a_gpu(backend: VLLMBackend) -> None:
@@ -276,7 +281,7 @@ async def test_sleep_needs_a_gpu(backend: VLLMBackend) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "words"),
     [
         ({"engine": {"logprobs_mode": "raw_logits"}}, "is set by the backend and cannot be changed"),
         ({"engine": {"max_model_len": 3}}, "use its setting context_length="),
@@ -289,23 +294,23 @@ async def test_sleep_needs_a_gpu(backend: VLLMBackend) -> None:
         ({"engine": {"tensor_parallel_size": "many"}}, "vLLM does not take"),
     ],
 )
-def test_invalid_settings_are_rejected(settings: dict[str, Any], said: str, tmp_path: Any) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_invalid_settings_are_rejected(settings: dict[str, Any], words: str, tmp_path: Any) -> None:
+    with pytest.raises(ConfigError, match=words):
         backend_of(saved(model_of(), tmp_path), **settings)
 
 
 async def test_close_ends_all_processes_and_fails_pending_calls(backend: VLLMBackend) -> None:
-    begun = asyncio.Event()
-    running = asyncio.create_task(backend.generate(asked([5, 6], 500, on_tokens=lambda _: begun.set())))
-    await begun.wait()
+    first_token = asyncio.Event()
+    running = asyncio.create_task(backend.generate(make_request([5, 6], 500, on_tokens=lambda _: first_token.set())))
+    await first_token.wait()
     assert len(descendants()) == 2
     backend._on_update = OnUpdate.FINISH
     update = asyncio.create_task(backend.update_weights(model_of().named_parameters(), 7))
     await asyncio.sleep(0.1)
     await backend.close()
-    for each in (running, update):
+    for call in (running, update):
         with pytest.raises(BackendFault, match="the engine is closed"):
-            await each
+            await call
     assert not descendants()
 
 
@@ -323,28 +328,28 @@ async def sleeper(tmp_path: Path) -> AsyncIterator[VLLMBackend]:
 
 @pytest.mark.parametrize("keep", [True, False])
 async def test_sleep_frees_gpu_memory_and_loses_nothing(sleeper: VLLMBackend, keep: bool) -> None:
-    request = asked(prompts([20])[0], 12, temperature=0)
-    before = await sleeper.generate(request)
+    request = make_request(prompts([20])[0], 12, temperature=0)
+    completion = await sleeper.generate(request)
     awake = torch.cuda.mem_get_info()[0]
     await sleeper.sleep(keep_weights=keep)
     assert torch.cuda.mem_get_info()[0] > awake + (1 << 29)
     waiting = asyncio.create_task(sleeper.generate(request))
     await sleeper.wake_up()
-    assert list((await waiting).token_ids) == list(before.token_ids)
+    assert list((await waiting).token_ids) == list(completion.token_ids)
 
 
 @pytest.mark.parametrize("keep", [True, False])
 async def test_update_wakes_a_sleeping_engine_with_weights_from_the_gpu(sleeper: VLLMBackend, keep: bool) -> None:
     first, other = model_of(tie_word_embeddings=True), model_of(seed=9, tie_word_embeddings=True)
-    request = asked(prompts([200])[0], 32, seed=1)
+    request = make_request(prompts([200])[0], 32, seed=1)
     await sleeper.generate(request)  # its prompt is in the prefix cache
     await sleeper.sleep(keep_weights=keep)
-    await sleeper.update_weights([(name, each.cuda()) for name, each in other.named_parameters()], 1)
+    await sleeper.update_weights([(name, parameter.cuda()) for name, parameter in other.named_parameters()], 1)
     got = await sleeper.generate(request)
     assert set(got.weight_versions) == {1}
     logprobs = torch.tensor(got.logprobs)
-    to_new = (logprobs - scored(other, request, got)).abs().mean()
-    to_old = (logprobs - scored(first, request, got)).abs().mean()
+    to_new = (logprobs - score_completion(other, request, got)).abs().mean()
+    to_old = (logprobs - score_completion(first, request, got)).abs().mean()
     assert to_new < to_old / 5, (to_new, to_old)
 
 
@@ -357,6 +362,6 @@ async def test_update_of_a_tied_head_on_a_cpu_is_rejected(tmp_path: Path) -> Non
     try:
         with pytest.raises(ConfigError, match="a head of the old weights"):
             await backend.update_weights(tied.named_parameters(), 1)
-        assert list((await backend.generate(asked([7, 8, 9], 2))).weight_versions) == [0, 0]
+        assert list((await backend.generate(make_request([7, 8, 9], 2))).weight_versions) == [0, 0]
     finally:
         await backend.close()

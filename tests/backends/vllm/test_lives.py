@@ -19,7 +19,7 @@ import torch
 from agentfly.backends.vllm import VLLMBackend
 from agentfly.backends.weight_files import SHARED_MEMORY
 from agentfly.errors import BackendFault
-from tests.backends.engine.tiny import asked, scored
+from tests.backends.engine.tiny import make_request, score_completion
 from tests.backends.vllm.small import backend_of, descendants, model_of, named, saved, until
 
 pytestmark = pytest.mark.vllm
@@ -53,41 +53,41 @@ def backend(tmp_path_factory: Any) -> Iterator[VLLMBackend]:
     asyncio.run(backend.close())
 
 
-REQUEST = asked([7, 8, 9] * 50, 12, seed=1)
+REQUEST = make_request([7, 8, 9] * 50, 12, seed=1)
 
 
 async def test_adapter_is_applied_without_merging_and_updates_discard_the_cache(backend: VLLMBackend) -> None:
     got = await backend.generate(REQUEST)
-    close(got, scored(model_of(), REQUEST, got))
+    close(got, score_completion(model_of(), REQUEST, got))
     for version in (1, 2):
         model = adapted(version)
         await backend.update_weights(trained(model), version)
         got = await backend.generate(REQUEST)
         assert set(got.weight_versions) == {version}
-        close(got, scored(model, REQUEST, got))
+        close(got, score_completion(model, REQUEST, got))
         with model.disable_adapter():
-            assert (torch.tensor(got.logprobs) - scored(model, REQUEST, got)).abs().max() > 1e-3
+            assert (torch.tensor(got.logprobs) - score_completion(model, REQUEST, got)).abs().max() > 1e-3
 
 
 async def test_update_of_the_base_model_keeps_the_adapter(backend: VLLMBackend) -> None:
     model = adapted(2)
     await backend.update_weights(trained(model), 2)
-    base = [(name, each * 1.1) for name, each in model.named_parameters() if not each.requires_grad]
+    base = [(name, parameter * 1.1) for name, parameter in model.named_parameters() if not parameter.requires_grad]
     with torch.no_grad():
-        for name, each in base:
-            model.get_parameter(name).copy_(each)
+        for name, parameter in base:
+            model.get_parameter(name).copy_(parameter)
     await backend.update_weights(base, 3)
     got = await backend.generate(REQUEST)
-    close(got, scored(model, REQUEST, got))
+    close(got, score_completion(model, REQUEST, got))
     await backend.update_weights(model_of().named_parameters(), 4)
 
 
 async def test_killed_engine_fails_its_turns_and_restarts_with_the_last_weights(backend: VLLMBackend) -> None:
     model = adapted(5)
     await backend.update_weights(trained(model), 5)
-    begun = asyncio.Event()
-    running = asyncio.create_task(backend.generate(asked([5, 6], 500, on_tokens=lambda _: begun.set())))
-    await begun.wait()
+    first_token = asyncio.Event()
+    running = asyncio.create_task(backend.generate(make_request([5, 6], 500, on_tokens=lambda _: first_token.set())))
+    await first_token.wait()
     (core,) = [pid for pid in descendants() if "EngineCore" in named(pid)]
     os.kill(core, signal.SIGKILL)
     with pytest.raises(BackendFault, match="engine died"):
@@ -95,7 +95,7 @@ async def test_killed_engine_fails_its_turns_and_restarts_with_the_last_weights(
     first, second = await asyncio.gather(backend.generate(REQUEST), backend.generate(REQUEST))
     assert first.token_ids == second.token_ids
     assert set(first.weight_versions) == {5}
-    close(first, scored(model, REQUEST, first))
+    close(first, score_completion(model, REQUEST, first))
 
 
 async def test_engine_is_restarted_at_most_three_times_in_a_row(
@@ -111,7 +111,7 @@ async def test_engine_is_restarted_at_most_three_times_in_a_row(
     (worker,) = [pid for pid in descendants() if "Worker" in named(pid)]
     os.kill(worker, signal.SIGKILL)
     with pytest.raises(BackendFault, match=r"engine died|no memory left"):
-        await backend.generate(asked([5, 6], 500))
+        await backend.generate(make_request([5, 6], 500))
     for _ in range(5):
         with pytest.raises(BackendFault, match=r"no memory left|died 4 times in a row"):
             await backend.generate(REQUEST)
@@ -119,12 +119,12 @@ async def test_engine_is_restarted_at_most_three_times_in_a_row(
 
 
 async def test_close_deletes_files_and_ends_processes(backend: VLLMBackend) -> None:
-    place = backend._engine._weight_folder._folder
-    assert place is not None
-    assert place.is_dir()
+    weight_folder = backend._engine._weight_folder._folder
+    assert weight_folder is not None
+    assert weight_folder.is_dir()
     await asyncio.gather(backend.close(), backend.close())
     await backend.close()
-    assert not place.exists()
+    assert not weight_folder.exists()
     assert not descendants()
     with pytest.raises(BackendFault, match="the engine is closed"):
         await backend.generate(REQUEST)
@@ -155,7 +155,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("how", ["kill", "end"])
 def test_killed_or_unclosed_process_leaves_no_processes_and_files(how: str, tmp_path: Path) -> None:
-    program, before = tmp_path / "program.py", set(SHARED_MEMORY.glob("agentfly-weights-*"))
+    program, earlier_folders = tmp_path / "program.py", set(SHARED_MEMORY.glob("agentfly-weights-*"))
     program.write_text(textwrap.dedent(PROGRAM))
     folder = saved(model_of(), tmp_path / "model")
     with subprocess.Popen([sys.executable, program, folder, how], stdout=subprocess.PIPE, text=True) as process:
@@ -163,10 +163,10 @@ def test_killed_or_unclosed_process_leaves_no_processes_and_files(how: str, tmp_
         for line in process.stdout:
             if line.startswith("begun"):
                 break
-        theirs, place = descendants(), set(SHARED_MEMORY.glob("agentfly-weights-*")) - before
-        assert (len(theirs), len(place)) == (2, 1)
+        processes, folders = descendants(), set(SHARED_MEMORY.glob("agentfly-weights-*")) - earlier_folders
+        assert (len(processes), len(folders)) == (2, 1)
         if how == "kill":
             process.kill()
         process.wait(120)
-    asyncio.run(until(lambda: not any("VLLM" in named(pid) for pid in theirs)))
-    asyncio.run(until(lambda: not any(each.exists() for each in place)))
+    asyncio.run(until(lambda: not any("VLLM" in named(pid) for pid in processes)))
+    asyncio.run(until(lambda: not any(folder.exists() for folder in folders)))

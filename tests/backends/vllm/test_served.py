@@ -22,7 +22,7 @@ from agentfly.agents import HFAgent
 from agentfly.backends.client import ClientBackend
 from agentfly.errors import BackendFault, ConfigError
 from agentfly.types import FinishReason
-from tests.backends.engine.tiny import asked, greedy, scored
+from tests.backends.engine.tiny import greedy, make_request, score_completion
 from tests.backends.vllm.small import VOCABULARY, descendants, model_of, named, saved, until
 
 pytestmark = pytest.mark.vllm
@@ -75,14 +75,14 @@ def folder(tmp_path_factory: Any) -> str:
 def server(folder: str) -> Iterator[str]:
     """The address of a server that is ended by Ctrl-C, and then leaves no process."""
     process, url = started(folder, "--updatable", "--", "--kv-cache-memory-bytes", str(1 << 26))
-    theirs = descendants()
-    assert len(theirs) == 2
+    processes = descendants()
+    assert len(processes) == 2
     yield url
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 0
     assert process.stdout is not None
     process.stdout.close()
-    assert not any("VLLM" in named(pid) for pid in theirs)
+    assert not any("VLLM" in named(pid) for pid in processes)
 
 
 @pytest.fixture
@@ -95,37 +95,41 @@ async def client(server: str, folder: str) -> AsyncIterator[ClientBackend]:
 async def test_tokens_and_logprobs_equal_transformers(client: ClientBackend) -> None:
     model, rows = model_of(), prompts([4, 33, 17], seed=2)
     for row, got in zip(
-        rows, await asyncio.gather(*(client.generate(asked(row, 12, temperature=0)) for row in rows)), strict=True
+        rows,
+        await asyncio.gather(*(client.generate(make_request(row, 12, temperature=0)) for row in rows)),
+        strict=True,
     ):
         assert list(got.token_ids) == greedy(model, row, 12)
-    request = asked(rows[1], 12, seed=3, temperature=0.7)
+    request = make_request(rows[1], 12, seed=3, temperature=0.7)
     got = await client.generate(request)
-    close(got, scored(model, request, got, 0.7))
+    close(got, score_completion(model, request, got, 0.7))
     assert client.context_length == 512
     assert (await client.generate(request)).token_ids == got.token_ids
 
 
 async def test_stop_token_is_part_of_the_turn(client: ClientBackend) -> None:
     row = prompts([12])[0]
-    free = list((await client.generate(asked(row, 40, seed=3))).token_ids)
-    got = await client.generate(asked(row, 40, seed=3, stop_ids=frozenset({free[5]})))
+    free = list((await client.generate(make_request(row, 40, seed=3))).token_ids)
+    got = await client.generate(make_request(row, 40, seed=3, stop_ids=frozenset({free[5]})))
     assert (list(got.token_ids), got.finish) == (free[: free.index(free[5]) + 1], FinishReason.STOP)
 
 
 async def test_cancelled_turn_is_aborted_on_the_server(client: ClientBackend, server: str) -> None:
     import httpx
 
-    begun = asyncio.Event()
-    turn = asyncio.create_task(client.generate(asked([5, 6], 500, on_tokens=lambda _: begun.set())))
-    await begun.wait()
+    first_token = asyncio.Event()
+    turn = asyncio.create_task(client.generate(make_request([5, 6], 500, on_tokens=lambda _: first_token.set())))
+    await first_token.wait()
     turn.cancel()
     with pytest.raises(asyncio.CancelledError):
         await turn
 
     async def running() -> float:
         async with httpx.AsyncClient() as asking:
-            said = (await asking.get(server.removesuffix("v1") + "metrics")).text
-        (line,) = [each for each in said.splitlines() if each.startswith("vllm:num_requests_running{")]
+            metrics = (await asking.get(server.removesuffix("v1") + "metrics")).text
+        (line,) = [
+            metric_line for metric_line in metrics.splitlines() if metric_line.startswith("vllm:num_requests_running{")
+        ]
         return float(line.split()[-1])
 
     async with asyncio.timeout(60):
@@ -135,18 +139,20 @@ async def test_cancelled_turn_is_aborted_on_the_server(client: ClientBackend, se
 
 async def test_update_waits_for_running_turns_and_discards_the_cache(client: ClientBackend) -> None:
     model, other = model_of(), model_of(seed=9)
-    request, begun = asked(prompts([300])[0], 12, seed=1), asyncio.Event()
+    request, first_token = make_request(prompts([300])[0], 12, seed=1), asyncio.Event()
     await client.generate(request)
-    running = asyncio.create_task(client.generate(asked([5, 6], 200, seed=1, on_tokens=lambda _: begun.set())))
-    await begun.wait()
+    running = asyncio.create_task(
+        client.generate(make_request([5, 6], 200, seed=1, on_tokens=lambda _: first_token.set()))
+    )
+    await first_token.wait()
     update = asyncio.create_task(client.update_weights(other.named_parameters(), 1))
     await asyncio.sleep(0.02)
     waiting = asyncio.create_task(client.generate(request))
     await update
-    before, got = await running, await waiting
-    assert (set(before.weight_versions), set(got.weight_versions)) == ({0}, {1})
-    close(before, scored(model, asked([5, 6]), before))
-    close(got, scored(other, request, got))
+    first, got = await running, await waiting
+    assert (set(first.weight_versions), set(got.weight_versions)) == ({0}, {1})
+    close(first, score_completion(model, make_request([5, 6]), first))
+    close(got, score_completion(other, request, got))
     with pytest.raises(ConfigError, match="the model has no weight 'nonsense'"):
         await client.update_weights([("nonsense", torch.zeros(1))], 2)
     await client.update_weights(model.named_parameters(), 2)
@@ -154,7 +160,7 @@ async def test_update_waits_for_running_turns_and_discards_the_cache(client: Cli
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "words"),
     [
         (["nowhere/at-all"], "no model 'nowhere/at-all'"),
         (["{folder}", "--dtype", "int3"], "dtype is one of"),
@@ -162,11 +168,17 @@ async def test_update_waits_for_running_turns_and_discards_the_cache(client: Cli
         (["{folder}", "--host", "192.0.2.1"], "is not available"),
     ],
 )
-def test_invalid_arguments_are_one_line_errors(arguments: list[str], said: str, folder: str) -> None:
-    command = [sys.executable, "-m", "agentfly.cli", "serve", *(each.format(folder=folder) for each in arguments)]
+def test_invalid_arguments_are_one_line_errors(arguments: list[str], words: str, folder: str) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "agentfly.cli",
+        "serve",
+        *(argument.format(folder=folder) for argument in arguments),
+    ]
     ended = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
     assert ended.returncode == 2
-    assert said in ended.stderr.splitlines()[-1]
+    assert words in ended.stderr.splitlines()[-1]
 
 
 # ── an agent ──
@@ -179,7 +191,7 @@ async def used(agent: HFAgent) -> None:
     drawn = random.Random(11)
     rows = [draw(drawn, held_out=True) for _ in range(12)]
     result = await agent.run(rows, max_turns=4, sampling={"temperature": 1.0, "max_tokens": 40}, seed=0)
-    answers = [each for chain in result.trajectories for each in chain.messages if each.role == "tool"]
+    answers = [message for chain in result.trajectories for message in chain.messages if message.role == "tool"]
     assert len(answers) >= 6
     for chain in result.trajectories:
         assert not chain.failures
@@ -205,10 +217,10 @@ async def test_agent_calls_its_tool_on_the_vllm_backend(tiny: Path) -> None:
 async def test_agent_calls_its_tool_through_the_server_which_ends_with_its_parent(tiny: Path) -> None:
     from agentfly.environments.lookup import Lookup
 
-    others = descendants()
+    earlier_processes = descendants()
     process, url = started("tiny", "--", "--kv-cache-memory-bytes", str(1 << 27))
-    theirs = descendants() - others
-    assert len(theirs) == 2
+    processes = descendants() - earlier_processes
+    assert len(processes) == 2
     settings = {"base_url": url, "prompt_format": "tokens"}
     agent = HFAgent("tiny", tools=[Lookup.lookup], backend="client", backend_config=settings)
     await used(agent)
@@ -218,7 +230,7 @@ async def test_agent_calls_its_tool_through_the_server_which_ends_with_its_paren
     process.wait()
     assert process.stdout is not None
     process.stdout.close()
-    await until(lambda: not any("VLLM" in named(pid) for pid in theirs))
+    await until(lambda: not any("VLLM" in named(pid) for pid in processes))
     with pytest.raises(BackendFault, match="cannot reach"):
-        await agent.backend.generate(asked([5, 6], 4))
+        await agent.backend.generate(make_request([5, 6], 4))
     await agent.close()

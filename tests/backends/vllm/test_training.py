@@ -38,6 +38,6 @@ def test_recipe_trains_with_vllm(folder: Path, tmp_path: Path, changes: list[str
     records = RunDirectory(tmp_path / "run").records()
     assert [record.step for record in records] == [0, 1, 2, 3]
     steps = [record.metrics for record in records if record.metrics]
-    assert all(each["policy/staleness_max"] == 0 for each in steps)
-    assert all(each["policy/mismatch_max"] < 1e-3 for each in steps)
+    assert all(step_metrics["policy/staleness_max"] == 0 for step_metrics in steps)
+    assert all(step_metrics["policy/mismatch_max"] < 1e-3 for step_metrics in steps)
     assert steps[0]["policy/grad_norm"] > 0

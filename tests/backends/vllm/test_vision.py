@@ -110,10 +110,10 @@ async def sample_chains(backend: VLLMBackend, template: Template) -> list[Segmen
     """Five chains, without those that ended because the random model sampled an image placeholder."""
     chains = (sample_chain(backend, template, number) for number in range(5))
     results = await asyncio.gather(*chains, return_exceptions=True)
-    faults = [each for each in results if not isinstance(each, Segment)]
-    assert all("sampled an image placeholder" in str(each) for each in faults), faults
+    faults = [segment_or_fault for segment_or_fault in results if not isinstance(segment_or_fault, Segment)]
+    assert all("sampled an image placeholder" in str(fault) for fault in faults), faults
     assert len(faults) <= 2
-    return [each for each in results if isinstance(each, Segment)]
+    return [segment_or_fault for segment_or_fault in results if isinstance(segment_or_fault, Segment)]
 
 
 async def test_chains_with_images_equal_a_plain_forward_pass(
@@ -136,22 +136,22 @@ async def test_weight_update_reaches_tower_and_language_model(
     CUDA IPC, from a CPU through files.
     """
     version = backend.weight_version
-    before = (await sample_chains(backend, template))[0]
-    weights = {name: each.detach().clone() for name, each in model.named_parameters()}
+    first = (await sample_chains(backend, template))[0]
+    weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     try:
         with torch.no_grad():
             for number, parameter in enumerate(model.parameters()):
                 generator = torch.Generator().manual_seed(number)
                 parameter.add_((torch.randn(parameter.shape, generator=generator) * 0.05).to(parameter))
-        sent = ((name, each.to(device)) for name, each in model.named_parameters())
+        sent = ((name, parameter.to(device)) for name, parameter in model.named_parameters())
         await backend.update_weights(sent, version + 1)
         for segment in await sample_chains(backend, template):
             assert set(segment.weight_versions[segment.mask]) == {version + 1}
             assert_scores_equal(model, template, segment)
-        assert compare_scores(model, template, before).max() > (0.2 if ON_GPU else 1e-2)
+        assert compare_scores(model, template, first).max() > (0.2 if ON_GPU else 1e-2)
     finally:
         model.load_state_dict(weights, strict=False)
-        await backend.update_weights(((name, each.to(device)) for name, each in weights.items()), version + 2)
+        await backend.update_weights(((name, parameter.to(device)) for name, parameter in weights.items()), version + 2)
 
 
 async def test_wrong_prompts_fail_their_turn(backend: VLLMBackend, template: Template) -> None:
@@ -222,13 +222,13 @@ async def test_run_trains_on_images_of_tasks_and_tools(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path / "run")
     steps = [record.metrics for record in directory.records() if record.metrics]
     assert len(steps) == 3
-    assert max(each["policy/mismatch_max"] for each in steps) < 1e-3
+    assert max(step_metrics["policy/mismatch_max"] for step_metrics in steps) < 1e-3
     assert steps[0]["policy/grad_norm"] > 0
     chains = [stored.trajectory for stored in directory.trajectories(3)]
     complete = [chain for chain in chains if chain.stop is StopReason.MAX_TURNS]
     assert complete
-    failures = [each.message for chain in chains for each in chain.failures]
-    assert all("sampled an image placeholder" in each for each in failures), failures
+    failures = [failure.message for chain in chains for failure in chain.failures]
+    assert all("sampled an image placeholder" in failure for failure in failures), failures
     for chain in complete:
         (segment,) = chain.segments
         assert len(segment.images) == 3  # of the task, and after each turn

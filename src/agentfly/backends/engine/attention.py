@@ -126,14 +126,12 @@ def attend_dense(
     return scores.softmax(-1, dtype=torch.float32).to(q.dtype) @ v
 
 
-def _no_mask(*_: Any, **__: Any) -> None:
-    """Make no mask: the layout of the batch says which tokens see each other."""
-
-
 def register_attention(name: str, attention: Callable[..., tuple[torch.Tensor, None]]) -> None:
-    """Register an attention of packed rows with transformers, which then makes no masks for it."""
+    """Register an attention of packed rows with transformers."""
     AttentionInterface.register(name, attention)
-    AttentionMaskInterface.register(name, _no_mask)
+    # No mask: the layout of the batch says which tokens see each other. transformers' own would let every token of
+    # the packed row see the tokens of the sequences before it.
+    AttentionMaskInterface.register(name, lambda *_, **__: None)
 
 
 register_attention(NAME, attend)
@@ -180,10 +178,9 @@ class DenseAttention(AttentionLayout):
             self._calls[cache.window] = list(self._make_calls(cache.window))
         calls = self._calls[cache.window]
         rows = queries.transpose(0, 1)
-        parts = rows.split([call.count for call in calls])
-        return torch.cat([_attend_call(part, call, cache) for part, call in zip(parts, calls, strict=True)]).view(
-            rows.shape
-        )
+        row_groups = rows.split([call.count for call in calls])
+        outputs = [_attend_call(group, call, cache) for group, call in zip(row_groups, calls, strict=True)]
+        return torch.cat(outputs).view(rows.shape)
 
     def _make_calls(self, window: int | None) -> Iterator[_AttentionCall]:
         left = list(self._spans)
@@ -207,27 +204,31 @@ class DenseAttention(AttentionLayout):
 
     def _call(self, spans: Sequence[QuerySpan], window: int | None) -> _AttentionCall:
         """The call for a block of one sequence, or for the single tokens of one or two."""
-        data = self._kv_cache.data
+        data = self._kv_cache.data  # [layer, key or value, slot, key head, width]
         shared, width = data.shape[3:]
+        # Keys outside of the window are left out of the view, not masked: a mask would cost time for the whole past.
         hidden = [0 if window is None else max(span.past + 1 - window, 0) for span in spans]
         begin = [span.start + skipped for span, skipped in zip(spans, hidden, strict=True)]
         seen = [span.context_length - skipped for span, skipped in zip(spans, hidden, strict=True)]
         count = sum(span.count for span in spans)
-        most = max(seen)
+        longest = max(seen)
         single = count == len(spans)
         mask = None
         if not single:
-            mask = _mask(count, most, window, data.dtype, data.device)
-        elif min(seen) < most:
-            mask = torch.tensor(seen, device=data.device)[:, None] > torch.arange(most, device=data.device)
-            mask = mask[:, None, None].to(data.dtype).log()
+            mask = _mask(count, longest, window, data.dtype, data.device)
+        elif min(seen) < longest:
+            # The view is as long as the longer sequence: without this mask, the shorter one would attend to the slots
+            # behind its own, which another sequence may use. log: 1 becomes 0, 0 becomes -inf.
+            mask = torch.tensor(seen, device=data.device)[:, None] > torch.arange(longest, device=data.device)
+            mask = mask[:, None, None].to(data.dtype).log()  # [sequence, 1, 1, key]
         slots = spans[0].slots
         if slots is not None:
             slots = slots[hidden[0] :]
             begin = [0]
+        # Two sequences are two rows of one strided view: the distance of their first slots is its first stride.
         stride = ((begin[-1] - begin[0]) * shared * width, width, shared * width, 1)
         return _AttentionCall(
-            count, single, (len(spans), shared, most, width), stride, begin[0] * shared * width, mask, slots
+            count, single, (len(spans), shared, longest, width), stride, begin[0] * shared * width, mask, slots
         )
 
 
@@ -260,10 +261,10 @@ def _attend_call(rows: torch.Tensor, call: _AttentionCall, cache: LayerCache) ->
     count, heads, width = rows.shape
     shared = cache.keys.shape[1]
     k, v = (
-        (each if call.slots is None else each.index_select(0, call.slots)).as_strided(
-            call.size, call.stride, (each.storage_offset() if call.slots is None else 0) + call.offset
+        (cached if call.slots is None else cached.index_select(0, call.slots)).as_strided(
+            call.size, call.stride, (cached.storage_offset() if call.slots is None else 0) + call.offset
         )
-        for each in (cache.keys, cache.values)
+        for cached in (cache.keys, cache.values)
     )
     if call.single:  # the heads that share a key head are several queries of it
         q = rows.reshape(count, shared, heads // shared, width)

@@ -56,7 +56,7 @@ class StepGraph(AttentionLayout):
         self._device = torch.zeros(sum(lengths), dtype=torch.int32, device=runner.device)
         self._host = [torch.zeros(sum(lengths), dtype=torch.int32, pin_memory=True) for _ in range(RING)]
         splits = np.cumsum(lengths)[:-1]
-        self._arrays = [np.split(each.numpy(), splits) for each in self._host]
+        self._arrays = [np.split(buffer.numpy(), splits) for buffer in self._host]
         (
             self._ids, self.positions, self.rows, self._shifts, self.tile_first, self.tile_count,
             self._sample_at, self._sample_row, temperatures, uniforms,
@@ -73,6 +73,7 @@ class StepGraph(AttentionLayout):
             self._capture()
 
     def _capture(self) -> None:
+        # Once without capture: the first run compiles Triton kernels and allocates workspaces, which a capture refuses.
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -114,6 +115,7 @@ class StepGraph(AttentionLayout):
 
     def replay(self, batch: Batch) -> WaitForOutput:
         """Run a batch."""
+        # The next buffer of the ring: the copy to the GPU that was started from the last one may still be running.
         self._turn = (self._turn + 1) % RING
         self._fill(self._arrays[self._turn], batch)
         self._device.copy_(self._host[self._turn], non_blocking=True)
@@ -172,21 +174,24 @@ class StepGraph(AttentionLayout):
             counts.append(np.ones(decodes, np.int64))
             chunks = zip(batch.rows[decodes:], batch.starts[decodes:], batch.counts[decodes:], strict=True)
             for row, start, count in chunks:
-                part = slice(tokens, tokens + count)
-                ids[part] = np.maximum(tables.tokens[row, start : start + count], 0)  # negative: of an image
-                positions[part] = np.arange(start, start + count)
-                shifts[part] = 0  # with images, `GraphRunner.rotary` has the positions
-                rows[part] = row
+                chunk = slice(tokens, tokens + count)
+                ids[chunk] = np.maximum(tables.tokens[row, start : start + count], 0)  # negative: of an image
+                positions[chunk] = np.arange(start, start + count)
+                shifts[chunk] = 0  # with images, `GraphRunner.rotary` has the positions
+                rows[chunk] = row
                 spans.append((tokens, int(count)))
                 tokens += int(count)
-            own = batch.rows[batch.samples]
+            sampled_rows = batch.rows[batch.samples]
             ends = (batch.starts + batch.counts)[batch.samples]
-            samples = len(own)
+            samples = len(sampled_rows)
             sample_at[:samples] = np.cumsum(batch.counts)[batch.samples] - 1
-            sample_row[:samples] = own
-            temperatures.view(np.float32)[:samples] = tables.temperature[own]
-            numbers = uniform(tables.seed[own], ends - tables.prompt[own]).astype(np.float32)
+            sample_row[:samples] = sampled_rows
+            temperatures.view(np.float32)[:samples] = tables.temperature[sampled_rows]
+            numbers = uniform(tables.seed[sampled_rows], ends - tables.prompt[sampled_rows]).astype(np.float32)
+            # float32 rounds numbers close to 1 up to 1, at which no token would be reached.
             uniforms.view(np.float32)[:samples] = np.minimum(numbers, np.float32(1 - 2**-24))
+        # Padding belongs to a row whose only slot is unused: with the rows that the last step left here, it would
+        # overwrite keys and values of running requests.
         ids[tokens:] = 0
         positions[tokens:] = 0
         shifts[tokens:] = 0
@@ -247,8 +252,9 @@ class GraphRunner(ModelRunner):
     def warm_up(self) -> None:
         """Capture all steps, the largest first: the others then need no more memory."""
         with torch.cuda.device(self.device):
-            for size in reversed([each for each in SIZES if each < 2 * self.scheduler.max_tokens]):
-                self._graph(size)
+            for size in reversed(SIZES):
+                if size < 2 * self.scheduler.max_tokens:
+                    self._graph(size)
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> WaitForOutput:
@@ -281,9 +287,10 @@ class GraphRunner(ModelRunner):
         if not changed:
             return
         tables = self.scheduler.tables
-        parts = [(row, first, last) for row, (first, last) in changed.items()]
-        places = np.concatenate([np.arange(first, last) + row * tables.context for row, first, last in parts])
-        slots = np.concatenate([tables.slots[row, first:last] for row, first, last in parts])
+        ranges = [(row, first, last) for row, (first, last) in changed.items()]
+        # Indices into the flattened table.
+        indices = np.concatenate([np.arange(first, last) + row * tables.context for row, first, last in ranges])
+        slots = np.concatenate([tables.slots[row, first:last] for row, first, last in ranges])
         changed.clear()
         count = len(slots)
         self._turn = (self._turn + 1) % RING
@@ -293,7 +300,8 @@ class GraphRunner(ModelRunner):
             self._staged = torch.zeros(6 * count, dtype=torch.int32, device=self.device)
         host = self._staging[self._turn][: 3 * count]
         array = host.numpy()
-        array[: 2 * count].view(np.int64)[:] = places
+        # One copy for both: `count` indices of 64 bits, then `count` slots of 32.
+        array[: 2 * count].view(np.int64)[:] = indices
         array[2 * count :] = slots
         staged = self._staged[: 3 * count]
         staged.copy_(host, non_blocking=True)

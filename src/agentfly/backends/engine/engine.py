@@ -140,6 +140,8 @@ class Engine:
         try:
             self._runner.warm_up()
             while not self._closed:
+                # Cleared before the commands are read: one that arrives in between sets it again. Cleared after,
+                # the thread would sleep with a request in its queue.
                 self._awake.clear()
                 self._drain_commands()
                 if not self._step() and not self._commands:
@@ -178,10 +180,8 @@ class Engine:
             self._collect(ahead)
         except Exception as error:
             _LOG.exception("a step of the engine failed")
-            self._in_flight.clear()
             self._failures += not isinstance(error, NonFiniteError)  # which other weights can cure
-            fault = error if isinstance(error, AgentFlyError) else BackendFault(f"the engine failed: {describe(error)}")
-            self._fail(fault, list(self._scheduler.running))
+            self._fail_running(error)
             self._scheduler.reset()
             if isinstance(error, NonFiniteError):
                 self._runner.kv_cache.clear_values()
@@ -228,8 +228,8 @@ class Engine:
         )  # fmt: skip
 
     def _begin(self, pending: PendingRequest) -> None:
-        if why := self._broken or self._partial_weights or (CLOSED if self._closed else ""):
-            dispatch([(pending, BackendFault(why))])
+        if problem := self._broken or self._partial_weights or (CLOSED if self._closed else ""):
+            dispatch([(pending, BackendFault(problem))])
         else:
             self._pending[pending.request] = pending
             if not self._updates:
@@ -241,8 +241,8 @@ class Engine:
 
     def _prepare(self, prepare: Callable[[], Commit], version: int, then: OnUpdate, done: Future[None]) -> None:
         try:
-            if why := self._broken or (CLOSED if self._closed else ""):
-                raise BackendFault(why)
+            if problem := self._broken or (CLOSED if self._closed else ""):
+                raise BackendFault(problem)
             commit = prepare()
         except Exception as error:
             _settle(done, error)
@@ -253,7 +253,7 @@ class Engine:
         self._finish_in_flight()
         if then is OnUpdate.ABORT:
             aborted = list(self._pending)
-            dispatch([(self._pending.pop(each), self._finish(each, FinishReason.ABORTED)) for each in aborted])
+            dispatch([(self._pending.pop(request), self._finish(request, FinishReason.ABORTED)) for request in aborted])
         self._commit(commit, version, done)
 
     def _finish_in_flight(self) -> None:
@@ -261,9 +261,7 @@ class Engine:
         try:
             self._collect()
         except Exception as error:
-            fault = error if isinstance(error, AgentFlyError) else BackendFault(f"the engine failed: {describe(error)}")
-            self._in_flight.clear()
-            self._fail(fault, list(self._scheduler.running))
+            self._fail_running(error)
 
     def _commit(self, commit: Commit, version: int, done: Future[None]) -> None:
         self._finish_in_flight()
@@ -283,6 +281,12 @@ class Engine:
             self.version = version
             self._partial_weights = ""
             _settle(done)
+
+    def _fail_running(self, error: Exception) -> None:
+        """Fail the requests in the batch, and forget the steps under way: their results belong to these requests."""
+        self._in_flight.clear()
+        fault = error if isinstance(error, AgentFlyError) else BackendFault(f"the engine failed: {describe(error)}")
+        self._fail(fault, list(self._scheduler.running))
 
     def _fail(self, fault: Exception, requests: Iterable[EngineRequest]) -> None:
         failed = [self._pending.pop(request) for request in requests]

@@ -21,8 +21,8 @@ def _store_kv(  # type: ignore[no-untyped-def]
     token = tl.program_id(0)
     row = tl.load(rows + token).to(tl.int64)
     position = tl.load(positions + token)
-    slot = tl.load(table + row * table_stride + position).to(tl.int64)
-    at = tl.arange(0, SIZE)
+    slot = tl.load(table + row * table_stride + position).to(tl.int64)  # 32 bits overflow in slot * stride
+    at = tl.arange(0, SIZE)  # a power of two, as Triton requires: `inside` masks what is beyond all heads
     head = at // WIDTH
     column = at % WIDTH
     inside = at < HEADS * WIDTH
@@ -70,7 +70,7 @@ def _paged_attention_kernel(  # type: ignore[no-untyped-def]
     first = tl.load(tile_first + tile)
     row = tl.load(rows + first).to(tl.int64)
     past = tl.load(positions + first)
-    index = tl.arange(0, QUERIES)
+    index = tl.arange(0, QUERIES)  # queries of the tile: its tokens times the GROUP heads of this key head
     token = index // GROUP
     query_at = head * GROUP + index % GROUP
     column = tl.arange(0, WIDTH)
@@ -80,6 +80,7 @@ def _paged_attention_kernel(  # type: ignore[no-untyped-def]
         mask=present[:, None], other=0.0,
     )  # fmt: skip
     position = past + token
+    # Of each query: highest score so far, sum of the weights, sum of the weighted values.
     highest = tl.full([QUERIES], float("-inf"), tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     sums = tl.zeros([QUERIES, WIDTH], tl.float32)
@@ -91,22 +92,22 @@ def _paged_attention_kernel(  # type: ignore[no-untyped-def]
         seen = at + tl.arange(0, KEYS)
         inside = seen < end
         slot = tl.load(table + row * table_stride + seen, mask=inside, other=0).to(tl.int64)
-        place = slot[:, None] * slot_stride + head * WIDTH + column[None]
-        k = tl.load(keys + place, mask=inside[:, None], other=0.0)
+        offset = slot[:, None] * slot_stride + head * WIDTH + column[None]
+        k = tl.load(keys + offset, mask=inside[:, None], other=0.0)
         scores = tl.dot(q, tl.trans(k)).to(tl.float32) * scale
         visible = seen[None] <= position[:, None]
         if WINDOWED:
             visible = visible & (seen[None] > position[:, None] - window)
         scores = tl.where(visible & inside[None], scores, float("-inf"))
         higher = tl.maximum(highest, tl.max(scores, 1))
-        finite = tl.where(higher == float("-inf"), 0.0, higher)  # nothing visible so far
-        weights = tl.exp2(scores - finite[:, None])
+        finite = tl.where(higher == float("-inf"), 0.0, higher)  # nothing visible so far: -inf - -inf would be NaN
+        weights = tl.exp2(scores - finite[:, None])  # `scale` holds log2(e), so that this is e to the scores
         shrink = tl.exp2(highest - finite)
-        v = tl.load(values + place, mask=inside[:, None], other=0.0)
+        v = tl.load(values + offset, mask=inside[:, None], other=0.0)
         sums = sums * shrink[:, None] + tl.dot(weights.to(v.dtype), v)
         total = total * shrink + tl.sum(weights, 1)
         highest = higher
-    total = tl.where(total == 0.0, 1.0, total)
+    total = tl.where(total == 0.0, 1.0, total)  # queries beyond the tile's tokens: 0 / 0 would be NaN
     tl.store(
         out + (first + token)[:, None] * out_token + query_at[:, None] * WIDTH + column[None],
         (sums / total[:, None]).to(q.dtype), mask=present[:, None],
@@ -146,7 +147,7 @@ def paged_attention(
     out = torch.empty(tokens, heads, width, dtype=query.dtype, device=query.device)
     _paged_attention_kernel[(tile_first.shape[0], key_heads)](
         query, keys, values, out, table, rows, positions, tile_first, tile_count,
-        scaling * 1.4426950408889634, window or 0,
+        scaling * 1.4426950408889634, window or 0,  # log2(e)
         query.stride(0), query.stride(1), keys.stride(0), out.stride(0), table.stride(0),
         GROUP=group, QUERIES=max(queries, triton.next_power_of_2(group)), WIDTH=width, KEYS=keys_at_once,
         WINDOWED=window is not None, num_warps=4, num_stages=3,
@@ -164,37 +165,39 @@ def _sample_plain(  # type: ignore[no-untyped-def]
     temperature = tl.load(temperatures + row)
     greedy = temperature == 0.0
     cold = tl.where(greedy, 1.0, 1.0 / temperature)
-    most, total, total_raw, best, best_at = float("-inf"), 0.0, 0.0, float("-inf"), 0
+    highest, total, total_raw, best, best_at = float("-inf"), 0.0, 0.0, float("-inf"), 0
     for begin in range(0, vocabulary, BLOCK):
         at = begin + tl.arange(0, BLOCK)
         x = tl.load(base + at, mask=at < vocabulary, other=float("-inf")).to(tl.float32)
-        block_most = tl.max(x, 0)
-        if block_most > best:
-            best = block_most
+        block_highest = tl.max(x, 0)
+        if block_highest > best:  # strictly: of equal logits, greedy sampling takes the first, as argmax does
+            best = block_highest
             best_at = begin + tl.argmax(x, 0)
-        higher = tl.maximum(most, block_most)
-        total = total * tl.exp((most - higher) * cold) + tl.sum(tl.exp((x - higher) * cold), 0)
-        total_raw = total_raw * tl.exp(most - higher) + tl.sum(tl.exp(x - higher), 0)
-        most = higher
-    wanted = tl.load(uniforms + row) * total
-    found, chosen, reached = False, best_at, 0.0
+        # Online softmax: sums are relative to the highest logit so far, since exp of a logit itself may overflow.
+        higher = tl.maximum(highest, block_highest)
+        total = total * tl.exp((highest - higher) * cold) + tl.sum(tl.exp((x - higher) * cold), 0)
+        total_raw = total_raw * tl.exp(highest - higher) + tl.sum(tl.exp(x - higher), 0)
+        highest = higher
+    target = tl.load(uniforms + row) * total
+    is_drawn, chosen, reached = False, best_at, 0.0
     if not greedy:
         for begin in range(0, vocabulary, BLOCK):
-            if not found:
+            if not is_drawn:
                 at = begin + tl.arange(0, BLOCK)
                 x = tl.load(base + at, mask=at < vocabulary, other=float("-inf")).to(tl.float32)
-                share = tl.exp((x - most) * cold)
+                share = tl.exp((x - highest) * cold)
                 mass = tl.sum(share, 0)
-                if reached + mass > wanted:
-                    below = (reached + tl.cumsum(share, 0)) <= wanted
+                if reached + mass > target:
+                    below = (reached + tl.cumsum(share, 0)) <= target
+                    # The rounded sum of a block may reach the target where its cumulative sum does not.
                     chosen = tl.minimum(begin + tl.sum(below.to(tl.int32), 0), vocabulary - 1)
-                    found = True
+                    is_drawn = True
                 reached += mass
     x = tl.load(base + chosen).to(tl.float32)
-    raw = x - most - tl.log(total_raw)
+    raw = x - highest - tl.log(total_raw)
     tl.store(tokens + row, chosen)
     tl.store(raw_logprobs + row, raw)
-    tl.store(logprobs + row, tl.where(greedy, raw, (x - most) * cold - tl.log(total)))
+    tl.store(logprobs + row, tl.where(greedy, raw, (x - highest) * cold - tl.log(total)))
 
 
 def sample_plain(logits: torch.Tensor, temperatures: torch.Tensor, uniforms: torch.Tensor, out: torch.Tensor) -> None:

@@ -63,8 +63,11 @@ def _explain_missing(name: str) -> Iterator[None]:
         folder = Path(name).expanduser()
         # Inside a checkpoint, the folder of checkpoints, a run directory, or a folder of runs.
         inside = ("model", "*/model", "checkpoints/*/model", "*/checkpoints/*/model")
-        if models := [each.parent for path in inside for each in sorted(folder.glob(f"{path}/config.json"))]:
-            raise ConfigError(f"{name!r} is not the folder of a model, but contains one: give {models[-1]}") from error
+        config_files = [file for path in inside for file in sorted(folder.glob(f"{path}/config.json"))]
+        if config_files:
+            raise ConfigError(
+                f"{name!r} is not the folder of a model, but contains one: give {config_files[-1].parent}"
+            ) from error
         if (folder / "adapter_config.json").is_file():
             raise ConfigError(
                 f"{name!r} is an adapter (lora_rank=…), not a whole model: merge it into its model with peft, "
@@ -96,17 +99,17 @@ def resolve_device(name: str | None) -> torch.device:
     return device
 
 
-def resolve_dtype(asked: str | None, device: torch.device) -> torch.dtype:
+def resolve_dtype(name: str | None, device: torch.device) -> torch.dtype:
     """The requested precision. None is bfloat16 on a GPU and float32 on a CPU.
 
     On a CPU the rounding of a bfloat16 product depends on how many rows are multiplied at once, so which chains share a
     pass would change what is sampled: two runs with one seed would differ.
     """
-    if asked is None:
+    if name is None:
         return torch.bfloat16 if device.type == "cuda" else torch.float32
-    if asked not in DTYPES:
-        raise ConfigError(f"dtype is one of {', '.join(DTYPES)}, not {asked!r}")
-    return DTYPES[asked]
+    if name not in DTYPES:
+        raise ConfigError(f"dtype is one of {', '.join(DTYPES)}, not {name!r}")
+    return DTYPES[name]
 
 
 _PROBE = """
@@ -175,12 +178,12 @@ def max_positions(config: Any) -> int:
     A rotary embedding that changes with the length of the whole sequence would invalidate the cache at the length of
     the original training: such a model is used up to there.
     """
-    most: int = getattr(config, "max_position_embeddings", None) or sys.maxsize
+    limit: int = getattr(config, "max_position_embeddings", None) or sys.maxsize
     rotation = getattr(config, "rope_parameters", None) or {}
-    for each in (rotation, *rotation.values()):  # one for all layers, or one for each kind of layer
-        if isinstance(each, dict) and each.get("rope_type") in ("dynamic", "longrope"):
-            most = min(most, each.get("original_max_position_embeddings") or most)
-    return most
+    for parameters in (rotation, *rotation.values()):  # one for all layers, or one for each kind of layer
+        if isinstance(parameters, dict) and parameters.get("rope_type") in ("dynamic", "longrope"):
+            limit = min(limit, parameters.get("original_max_position_embeddings") or limit)
+    return limit
 
 
 def graphs(model: Any) -> bool:

@@ -76,7 +76,7 @@ class ModelRunner:
         logits = self.logits(batch)
         output = Output(np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.float32))
         if batch.samples.any():
-            output = Output(*(each.numpy(force=True) for each in sample(logits, sampling_rows(batch))))
+            output = Output(*(column.numpy(force=True) for column in sample(logits, sampling_rows(batch))))
         return lambda: output
 
     def reset(self) -> None:
@@ -87,13 +87,13 @@ class ModelRunner:
     @torch.inference_mode()
     def first_nonfinite_module(self, tokens: Sequence[int]) -> str:
         """The first module of the model whose output is not finite for these tokens; empty if all are."""
-        found: list[str] = []
+        names: list[str] = []
 
         def look(name: str) -> Any:
             def hook(_: Any, __: Any, out: Any) -> None:
                 first = out[0] if isinstance(out, tuple) else out
-                if not found and isinstance(first, torch.Tensor) and not torch.isfinite(first).all():
-                    found.append(name)
+                if not names and isinstance(first, torch.Tensor) and not torch.isfinite(first).all():
+                    names.append(name)
 
             return hook
 
@@ -103,18 +103,18 @@ class ModelRunner:
         plain(torch.tensor([[max(token, 0) for token in tokens]], device=self.device))  # negative: of an image
         for hook in hooks:
             hook.remove()
-        return found[0] if found else ""
+        return names[0] if names else ""
 
     def logits(self, batch: Batch) -> torch.Tensor:
         """[chunk that samples, vocabulary]: the logits after the last token of each."""
         tables = batch.tables
-        rows = np.repeat(batch.rows, batch.counts)
-        begins = np.cumsum(batch.counts) - batch.counts
-        positions = np.repeat(batch.starts - begins, batch.counts) + np.arange(len(rows))
+        rows = np.repeat(batch.rows, batch.counts)  # [token]
+        begins = np.cumsum(batch.counts) - batch.counts  # [chunk] index of its first token in the batch
+        positions = np.repeat(batch.starts - begins, batch.counts) + np.arange(len(rows))  # [token] in its sequence
         packed = np.stack([tables.tokens[rows, positions], positions, tables.slots[rows, positions]])
         if self.supports_images:
             packed[0].clip(0, out=packed[0])  # negative: of an image, whose features replace it
-        tensor = torch.from_numpy(packed).to(self.device)
+        tensor = torch.from_numpy(packed).to(self.device)  # [ids, positions, slots; token]: one copy to the device
         spans = []
         for row, start, count in zip(batch.rows.tolist(), batch.starts.tolist(), batch.counts.tolist(), strict=True):
             slots = None
@@ -138,7 +138,7 @@ class ModelRunner:
         `size`: number of tokens that the positions are padded to.
         """
         needed = []
-        parts: list[tuple[EncodedImage, slice]] = []
+        image_rows: list[tuple[EncodedImage, slice]] = []
         indices = []
         rotary = []
         begin = 0
@@ -150,18 +150,18 @@ class ModelRunner:
                 rotary.append(request.images.rotary(start, count))
                 inside = request.images.within(start, count)
                 needed += [image for image, _ in inside]
-                parts += inside
+                image_rows += inside
                 indices.append(request.images.indices(start, count) + begin)
             begin += count
         axes = max(map(len, rotary))
-        positions = np.concatenate([np.broadcast_to(each, (axes, each.shape[1])) for each in rotary], 1)
+        positions = np.concatenate([np.broadcast_to(chunk, (axes, chunk.shape[1])) for chunk in rotary], 1)
         positions = np.pad(positions, ((0, 0), (0, (size or begin) - begin)))
         moved = torch.from_numpy(positions).to(self.device)
         at = moved if axes == 1 else moved[:, None]
-        if not parts:
+        if not image_rows:
             return None, None, at
-        found = self.features.load(self.model, needed)
-        rows = torch.cat([found[image.digest][part] for image, part in parts])
+        features = self.features.load(self.model, needed)
+        rows = torch.cat([features[image.digest][part_of_image] for image, part_of_image in image_rows])
         return rows, torch.from_numpy(np.concatenate(indices)).to(self.device), at
 
     def forward(
@@ -193,7 +193,7 @@ class SequentialRunner(ModelRunner):
         logits = []
         for chunk, request in enumerate(batch.requests):
             row, start = batch.rows[chunk], batch.starts[chunk]
-            if start == 0:  # it starts, or starts again with other weights
+            if start == 0:  # it starts, or starts again with other weights: the old cache belongs to the old ones
                 self._pasts.pop(request, None)
             if not batch.samples[chunk]:
                 continue
@@ -219,10 +219,10 @@ def sampling_rows(batch: Batch) -> list[SamplingRow]:
     requests = [request for request, samples in zip(batch.requests, batch.samples, strict=True) if samples]
     sampling = [request.request.sampling for request in requests]
     out = []
-    for each, number, row, end in zip(sampling, uniforms, rows, ends, strict=True):
+    for settings, number, row, end in zip(sampling, uniforms, rows, ends, strict=True):
         tokens = tables.tokens[row, :end]
-        seen = tokens[tokens >= 0] if each.repetition_penalty != 1.0 else None  # without the tokens of images
-        out.append(SamplingRow(each, number, seen))
+        seen = tokens[tokens >= 0] if settings.repetition_penalty != 1.0 else None  # without the tokens of images
+        out.append(SamplingRow(settings, number, seen))
     return out
 
 
@@ -239,7 +239,8 @@ def share_weights(model: Any, attention_by: str | None = None) -> Any:
     if attention_by is not None:
         # Only the language model's attention is replaced; the tower of a vision model keeps its own.
         text = model.config.get_text_config()
-        name = next((each for each in model.config.sub_configs if getattr(model.config, each, None) is text), None)
+        names = (name for name in model.config.sub_configs if getattr(model.config, name, None) is text)
+        name = next(names, None)
         twin.set_attn_implementation(attention_by if name is None else {name: attention_by})
     return twin.eval()
 
@@ -285,13 +286,13 @@ def supports_packing(model: Any) -> bool:
         vocabulary = alone.get_input_embeddings().weight.shape[0]
         prompts = [[(7 * at + 3 * length) % vocabulary for at in range(length)] for length in TRIAL_LENGTHS]
         packed = _packed_logits(ModelRunner(alone, sum(TRIAL_LENGTHS) * 2 * bytes_per_token(alone)), prompts)
-        wanted = _last_logits(alone, prompts)
-        if not wanted.isfinite().all():
+        expected = _last_logits(alone, prompts)
+        if not expected.isfinite().all():
             return True  # a broken model: the first request reports where
-        difference = (packed - wanted) / wanted.std().clamp(min=1e-6)
+        difference = (packed - expected) / expected.std().clamp(min=1e-6)
         if next(model.parameters()).dtype == torch.float32:
             return bool(difference.abs().max() < 1e-3)
-        rounding = (_last_logits(share_weights(alone, "eager"), prompts) - wanted) / wanted.std().clamp(min=1e-6)
+        rounding = (_last_logits(share_weights(alone, "eager"), prompts) - expected) / expected.std().clamp(min=1e-6)
         return bool(difference.norm() < max(0.05 * difference.numel() ** 0.5, 3 * rounding.norm()))
     except torch.OutOfMemoryError:
         raise
@@ -313,17 +314,17 @@ def _packed_logits(runner: ModelRunner, prompts: list[list[int]]) -> torch.Tenso
     scheduler = Scheduler(runner.kv_cache, len(requests), TRIAL_WINDOW + 1, context=max(TRIAL_LENGTHS) + 1)
     for request in requests:
         scheduler.add(request)
-    found: dict[EngineRequest, torch.Tensor] = {}
+    logits_of: dict[EngineRequest, torch.Tensor] = {}
     while (batch := scheduler.schedule()) is not None:
         ended = [request for request, samples in zip(batch.requests, batch.samples, strict=True) if samples]
-        found.update(zip(ended, runner.logits(batch), strict=True))
-    return torch.stack([found[request] for request in requests]).float()
+        logits_of.update(zip(ended, runner.logits(batch), strict=True))
+    return torch.stack([logits_of[request] for request in requests]).float()
 
 
 def _shrink_window(model: Any) -> Any:
     config = model.config.get_text_config()
     for name in ("sliding_window", "attention_chunk_size"):
-        for part in (config, *model.modules()):
-            if isinstance(getattr(part, name, None), int):
-                setattr(part, name, TRIAL_WINDOW)
+        for module in (config, *model.modules()):
+            if isinstance(getattr(module, name, None), int):
+                setattr(module, name, TRIAL_WINDOW)
     return model

@@ -79,11 +79,11 @@ static inline float exponential(float x) {
 static __attribute__((noinline)) float weigh(float *scores, int count, float *highest, float *total) {
     float tops[LANES];
     Lanes top = *highest - (Lanes){0}, sum = {0};
-    for (; count % LANES; count++) scores[count] = -INFINITY;
+    for (; count % LANES; count++) scores[count] = -INFINITY; /* lanes beyond the last key get no weight */
     for (int k = 0; k < count; k += LANES) {
         const Lanes x = *(Lanes *)(scores + k);
-        const Bits more = (Bits)(x > top);
-        top = (Lanes)(((Bits)x & more) | ((Bits)top & ~more));
+        const Bits higher = (Bits)(x > top);
+        top = (Lanes)(((Bits)x & higher) | ((Bits)top & ~higher));
     }
     memcpy(tops, &top, sizeof tops);
     for (int half = LANES / 2; half; half /= 2)
@@ -209,6 +209,7 @@ static inline __attribute__((always_inline)) void attend_rows(const Attention *a
         for (int k = 0; k < KEYS; k++) scores[i][k] *= a->scaling;
         if (last < begin + keys - 1 || first > begin)
             for (int k = 0; k < keys; k++)
+                /* A finite number: where all keys of a block are masked, -INFINITY minus itself would be NaN. */
                 if (begin + k > last || begin + k < first) scores[i][k] = MASKED;
         factor[i] = weigh(scores[i], keys, &pass->highest[r + i], &pass->total[r + i]);
     }
@@ -220,7 +221,7 @@ static inline __attribute__((always_inline)) void attend_rows(const Attention *a
 
 /* Several tokens: `heads` query heads from `head` on that share a key head. */
 static void attend_tokens(const Attention *a, int64_t span, int64_t key_head, int64_t head, int64_t heads) {
-    static __thread Pass pass;
+    static __thread Pass pass; /* 700 kB: too large for the stack of an OpenMP thread */
     const int64_t width = a->width, padded = (width + LANES - 1) / LANES * LANES, count = a->tokens[span] * heads;
     const int64_t end = a->pasts[span] + a->tokens[span];
     int64_t at[KEYS];
@@ -253,14 +254,17 @@ static void attend_tokens(const Attention *a, int64_t span, int64_t key_head, in
 
 static void take_items(void *data) {
     Attention *a = data;
-    const int64_t group = a->heads / a->key_heads, most = MAX_ROWS / MAX_TOKENS;
+    const int64_t group = a->heads / a->key_heads, pass_heads = MAX_ROWS / MAX_TOKENS; /* that fit into one pass */
     for (;;) {
+        /* Items differ in length by as much as the contexts of the sequences: threads take the next one when they are
+           done, since with equal shares one thread would get the longest and all others would wait for it. */
         const int64_t item = __atomic_fetch_add(&a->next, 1, __ATOMIC_RELAXED);
         const int64_t span = item / a->key_heads, key_head = item % a->key_heads;
         if (span >= a->spans) return;
         if (a->tokens[span] > 1)
-            for (int64_t head = 0; head < group; head += most)
-                attend_tokens(a, span, key_head, key_head * group + head, group - head < most ? group - head : most);
+            for (int64_t head = 0; head < group; head += pass_heads)
+                attend_tokens(a, span, key_head, key_head * group + head,
+                              group - head < pass_heads ? group - head : pass_heads);
         else if (a->width == 64) /* the most common width */
             attend_token(a, span, key_head, 64);
         else

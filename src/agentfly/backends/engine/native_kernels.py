@@ -184,11 +184,11 @@ def build() -> Path:
 
 def _find_compiler() -> list[str]:
     """The command of the C compiler: $CC, or the first of cc, gcc and clang on PATH."""
-    if own := shlex.split(os.environ.get("CC", "")):
-        return own
+    if command := shlex.split(os.environ.get("CC", "")):
+        return command
     for name in ("cc", "gcc", "clang"):
-        if found := shutil.which(name):
-            return [found]
+        if path := shutil.which(name):
+            return [path]
     raise OSError("there is no C compiler: CC is not set, and none of cc, gcc and clang is on PATH")
 
 

@@ -36,21 +36,22 @@ class PackedProduct:
         self.packed: tuple[Tensor, Tensor | None] | None = None
         """The weights and biases of all, since the first product."""
         self._input: Tensor | None = None
-        self._parts: list[Tensor | None] = []
+        self._outputs: list[Tensor | None] = []
         """What has not been taken yet, of `_input`."""
 
-    def part(self, index: int, input: Tensor) -> Tensor:
+    def take(self, index: int, input: Tensor) -> Tensor:
         """The output of one of the layers."""
-        part = self._parts[index] if input is self._input else None
-        if part is None:
-            self._parts = list(self.multiply(input).split(self.sizes, -1))
+        # `_input` is held while outputs remain, so that no other tensor can be the same object.
+        output = self._outputs[index] if input is self._input else None
+        if output is None:
+            self._outputs = list(self.multiply(input).split(self.sizes, -1))
             self._input = input
-            part = self._parts[index]
-            assert part is not None
-        self._parts[index] = None
-        if all(each is None for each in self._parts):
-            self._input = None
-        return part
+            output = self._outputs[index]
+            assert output is not None
+        self._outputs[index] = None
+        if all(remaining is None for remaining in self._outputs):
+            self._input = None  # otherwise the input stays in memory until the next call
+        return output
 
     def multiply(self, input: Tensor) -> Tensor:
         if self.packed is None:
@@ -85,7 +86,7 @@ class PackedLinear(Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         few = not input.is_cuda and input.numel() < _LEAST_ROWS * self.in_features
-        return super().forward(input) if few else self.product.part(self.index, input)
+        return super().forward(input) if few else self.product.take(self.index, input)
 
 
 def pack(model: Any) -> None:
@@ -112,29 +113,31 @@ def unpack_weights(model: Any) -> None:
 
 def _fuse(parameters: Sequence[Tensor]) -> Parameter:
     """Move parameters into one, along their first dimension; each becomes a view of its part."""
-    sizes = [len(each) for each in parameters]
+    sizes = [len(parameter) for parameter in parameters]
     storage = parameters[0].untyped_storage()
     if (
-        storage.nbytes() == sum(each.nbytes for each in parameters)
-        and len({each.untyped_storage().data_ptr() for each in parameters}) == 1
+        storage.nbytes() == sum(parameter.nbytes for parameter in parameters)
+        and len({parameter.untyped_storage().data_ptr() for parameter in parameters}) == 1
     ):
         # Another runner of this model has moved them.
         fused = torch.as_strided(parameters[0].data, (sum(sizes), *parameters[0].shape[1:]), parameters[0].stride(), 0)
         return Parameter(fused, requires_grad=False)
-    fused = torch.cat([each.detach() for each in parameters])
-    for parameter, part in zip(parameters, fused.split(sizes), strict=True):
-        parameter.data = part
+    fused = torch.cat([parameter.detach() for parameter in parameters])
+    for parameter, view in zip(parameters, fused.split(sizes), strict=True):
+        parameter.data = view
     return Parameter(fused, requires_grad=False)
 
 
 def _groups(parent: Any) -> Iterator[list[Linear]]:
     """The linear layers of a module that gain by being packed, those together that are given the same input."""
-    layers = {name: each for name, each in parent.named_children() if type(each) is Linear and _can_pack(each.weight)}
+    # Exactly `Linear`: a subclass, such as a quantized or an adapted layer, computes something else.
+    linear = {name: layer for name, layer in parent.named_children() if type(layer) is Linear}
+    layers = {name: layer for name, layer in linear.items() if _can_pack(layer.weight)}
     for names in _TOGETHER:
-        alike = {(each.in_features, each.bias is None) for name, each in layers.items() if name in names}
+        alike = {(layer.in_features, layer.bias is None) for name, layer in layers.items() if name in names}
         if layers.keys() >= set(names) and len(alike) == 1:
             group = [layers.pop(name) for name in names]
-            if group[0].weight.is_cuda or sum(each.weight.numel() for each in group) >= _LEAST_WEIGHTS:
+            if group[0].weight.is_cuda or sum(layer.weight.numel() for layer in group) >= _LEAST_WEIGHTS:
                 yield group
     for layer in layers.values():
         if not layer.weight.is_cuda and layer.weight.numel() >= _LEAST_WEIGHTS:

@@ -74,7 +74,7 @@ class PrefixCache:
         and how many tokens they are.
         """
         node = node or self.root
-        found: list[Slots] = []
+        slots: list[Slots] = []
         done = 0
         tokens = tokens.astype(np.int32, copy=False)
         data = tokens.tobytes()  # comparing bytes takes a tenth of the time of comparing small arrays
@@ -85,9 +85,9 @@ class PrefixCache:
             if not data.startswith(child.tokens.tobytes(), done * tokens.itemsize):
                 child = self._split(child, _common_length(child.tokens, tokens[done:]))
             node = child
-            found.append(node.slots)
+            slots.append(node.slots)
             done += len(node.tokens)
-        return node, found, done
+        return node, slots, done
 
     def fork(self, tokens: Tokens) -> tuple[RadixNode, Slots]:
         """Lock the longest cached prefix of `tokens` for one more continuation of it.
@@ -170,13 +170,14 @@ class PrefixCache:
         while count > 0 and self._leaves:
             last_used, _, node = heapq.heappop(self._leaves)
             parent = node.parent
+            # Out of date: in use again, no leaf any more, gone, or used later (a newer entry has that time).
             if node.locks or node.children or parent is None or node.last_used != last_used:
                 continue
             gone = min(count, len(node.tokens))
             self._kv_cache.release(node.slots[len(node.slots) - gone :])
             self.evictable -= gone
             count -= gone
-            if gone < len(node.tokens):
+            if gone < len(node.tokens):  # from the end: what stays must begin right behind the parent's last token
                 node.tokens = node.tokens[:-gone]
                 node.slots = node.slots[:-gone]
                 self._offer(node)
@@ -195,7 +196,7 @@ class PrefixCache:
         parent = node.parent
         assert parent is not None
         upper = RadixNode(node.tokens[:at], node.slots[:at], parent)
-        upper.locks = node.locks
+        upper.locks = node.locks  # requests below hold the whole path: unlocking walks through the new node too
         upper.last_used = node.last_used
         upper.step = node.step
         upper.children[int(node.tokens[at])] = node

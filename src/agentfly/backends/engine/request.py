@@ -138,14 +138,14 @@ class PendingRequest:
 def dispatch(updates: Sequence[tuple[PendingRequest, Update]]) -> None:
     """From the engine's thread: one call into each event loop, however many requests are updated."""
 
-    def apply(mine: Sequence[tuple[PendingRequest, Update]]) -> None:
-        for pending, update in mine:
+    def apply(loop_updates: Sequence[tuple[PendingRequest, Update]]) -> None:
+        for pending, update in loop_updates:
             pending.apply(update)
 
     for loop in {pending.loop for pending, _ in updates}:
-        mine = [(pending, update) for pending, update in updates if pending.loop is loop]
+        loop_updates = [(pending, update) for pending, update in updates if pending.loop is loop]
         with contextlib.suppress(RuntimeError):  # the loop is closed: no task awaits the result
-            loop.call_soon_threadsafe(apply, mine)
+            loop.call_soon_threadsafe(apply, loop_updates)
 
 
 Ints = npt.NDArray[np.int64]
@@ -226,10 +226,10 @@ class RowTables:
 
     def copy_output(self, row: int) -> Sampled:
         """A copy of what was sampled in a row."""
-        part = slice(int(self.prompt[row]), int(self.received[row]))
+        sampled = slice(int(self.prompt[row]), int(self.received[row]))
         return Sampled(
-            self.tokens[row, part].copy(),
-            self.logprobs[row, part].copy(),
-            self.raw_logprobs[row, part].copy(),
-            self.versions[row, part].copy(),
+            self.tokens[row, sampled].copy(),
+            self.logprobs[row, sampled].copy(),
+            self.raw_logprobs[row, sampled].copy(),
+            self.versions[row, sampled].copy(),
         )

@@ -59,7 +59,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> tuple[torch.Ten
             values = raw[at, seen]
             scores[at, seen] = torch.where(values > 0, values / penalty, values * penalty)
     temperatures = [row.sampling.temperature or 1.0 for row in rows]
-    if any(each != 1.0 for each in temperatures):
+    if any(temperature != 1.0 for temperature in temperatures):
         scores = scores / torch.tensor(temperatures, device=scores.device)[:, None]
     if any(_filters(row.sampling) for row in rows):
         # What top-k, top-p and min-p exclude becomes minus infinity; the likeliest token always stays.
@@ -67,27 +67,27 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> tuple[torch.Ten
         for at, row in enumerate(rows):
             if _filters(row.sampling):
                 scores[at] = _filter_row(scores[at], row.sampling)
-    most = scores.amax(-1, keepdim=True)
+    highest = scores.amax(-1, keepdim=True)
     uniforms = torch.tensor([row.uniform for row in rows], device=raw.device, dtype=torch.double)
-    tokens, total = _inverse(_shares(scores, most), uniforms)
+    tokens, total = _inverse(_shares(scores, highest), uniforms)
     tokens.clamp_(max=raw.shape[1] - 1)  # a row of NaN finds no token
     greedy = torch.tensor([row.sampling.temperature == 0 for row in rows], device=raw.device)[:, None]
     if any(row.sampling.temperature == 0 for row in rows):
         tokens = torch.where(greedy, scores.argmax(-1, keepdim=True), tokens)
-    drawn = scores.gather(1, tokens) - most - total.log()
-    own = drawn
+    drawn = scores.gather(1, tokens) - highest - total.log()  # [row, 1]
+    raw_logprobs = drawn
     if scores is not raw:
-        own = raw.gather(1, tokens) - raw.logsumexp(-1, keepdim=True)
-        drawn = torch.where(greedy, own, drawn)
-    return tokens[:, 0], drawn[:, 0], own[:, 0]
+        raw_logprobs = raw.gather(1, tokens) - raw.logsumexp(-1, keepdim=True)
+        drawn = torch.where(greedy, raw_logprobs, drawn)
+    return tokens[:, 0], drawn[:, 0], raw_logprobs[:, 0]
 
 
-def _shares(scores: torch.Tensor, most: torch.Tensor) -> torch.Tensor:
+def _shares(scores: torch.Tensor, highest: torch.Tensor) -> torch.Tensor:
     """exp(score - highest score) as [row, block, token]; 0 after the end of the vocabulary."""
     rows, vocabulary = scores.shape
     blocks = -(-vocabulary // BLOCK)
     shares = scores.new_empty(rows, blocks * BLOCK)
-    torch.sub(scores, most, out=shares[:, :vocabulary]).exp_()
+    torch.sub(scores, highest, out=shares[:, :vocabulary]).exp_()
     shares[:, vocabulary:] = 0
     return shares.view(rows, blocks, BLOCK)
 
@@ -97,14 +97,16 @@ def _inverse(shares: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor
 
     First its block is found, then its place there. A token with share 0 is never found, whatever the rounding.
     """
-    sizes = shares.sum(-1).double()
+    sizes = shares.sum(-1).double()  # [row, block]; in float32 the sum over 150,000 tokens would lose small shares
     ends = sizes.cumsum(-1)
-    wanted = uniforms[:, None] * ends[:, -1:]
-    block = torch.searchsorted(ends, wanted, right=True).clamp_(max=ends.shape[1] - 1)
-    part = (wanted - (ends - sizes).gather(1, block)) / sizes.gather(1, block)
+    target = uniforms[:, None] * ends[:, -1:]
+    block = torch.searchsorted(ends, target, right=True).clamp_(max=ends.shape[1] - 1)
+    # Relative to the block: its cumulative shares are rounded differently than `ends`, and an absolute target could lie
+    # behind the last of them.
+    fraction = (target - (ends - sizes).gather(1, block)) / sizes.gather(1, block)
     inside = shares[torch.arange(len(shares), device=shares.device), block[:, 0]].double().cumsum(-1)
-    place = torch.searchsorted(inside, part.clamp_(0, 1 - 2**-53) * inside[:, -1:], right=True)
-    return block * BLOCK + place.clamp_(max=BLOCK - 1), ends[:, -1:].float()
+    offset = torch.searchsorted(inside, fraction.clamp_(0, 1 - 2**-53) * inside[:, -1:], right=True)
+    return block * BLOCK + offset.clamp_(max=BLOCK - 1), ends[:, -1:].float()
 
 
 def reject_extremes(sampling: Sampling) -> None:
@@ -127,14 +129,14 @@ def _filters(sampling: Sampling) -> bool:
 def _filter_row(scores: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     """Apply the filters in transformers' order: top-k, top-p, min-p."""
     if 0 < sampling.top_k < len(scores):
-        least = scores.topk(int(sampling.top_k)).values[-1]
-        scores = scores.masked_fill(scores < least, -math.inf)
+        threshold = scores.topk(int(sampling.top_k)).values[-1]
+        scores = scores.masked_fill(scores < threshold, -math.inf)
     if sampling.top_p < 1.0:
         ordered, order = scores.sort(descending=True)
-        before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
+        mass_above = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
         out = torch.zeros_like(scores, dtype=torch.bool)
-        out[order[before >= sampling.top_p]] = True
-        out[order[0]] = False
+        out[order[mass_above >= sampling.top_p]] = True
+        out[order[0]] = False  # with top_p=0 nothing would be left
         scores = scores.masked_fill(out, -math.inf)
     if sampling.min_p > 0.0:
         probabilities = scores.softmax(-1)

@@ -63,7 +63,7 @@ class Scheduler:
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request."""
-        bisect.insort(self.waiting, request, key=lambda each: each.priority)
+        bisect.insort(self.waiting, request, key=lambda queued: queued.priority)
 
     def remove(self, request: EngineRequest) -> None:
         """Drop a request; what was computed for it stays in the prefix cache."""
@@ -144,11 +144,11 @@ class Scheduler:
         """Take sampled tokens in. Returns the requests that finished, still in their rows, and tokens to report."""
         tables = self.tables
         chunks = np.flatnonzero(batch.samples)
-        tokens = output.tokens
+        # A request may have left, and its row have a new one, since the step was scheduled: its token is dropped.
         present = np.flatnonzero(tables.generation[batch.rows[chunks]] == batch.generations[chunks])
         chunks = chunks[present]
         rows = batch.rows[chunks]
-        tokens = tokens[present]
+        tokens = output.tokens[present]
         at = tables.received[rows]
         tables.tokens[rows, at] = tokens
         tables.logprobs[rows, at] = output.logprobs[present]
@@ -187,10 +187,12 @@ class Scheduler:
         if count <= 0:
             return 0
         chunks.append((request, start, count))
+        # Into the cache at once, so that requests of this very step can continue it. Only where all tokens before are
+        # the cache's: a node with a gap before it would be found by prompts whose earlier keys are not there.
         if self._share_prefixes and tables.shared[row] == start:
             assert request.node is not None
-            part = slice(start, start + count)
-            node = self.prefix_cache.extend(request.node, tables.tokens[row, part], tables.slots[row, part])
+            chunk = slice(start, start + count)
+            node = self.prefix_cache.extend(request.node, tables.tokens[row, chunk], tables.slots[row, chunk])
             if node is not None:
                 node.step = self._step
                 request.node = node
@@ -239,10 +241,10 @@ class Scheduler:
         tables.stop_ids[row] = -1
         tables.stop_ids[row, : len(stop_ids)] = stop_ids
         self._note_slots(request, 0)
-        part = slice(len(request.prompt), len(tokens))
-        tables.logprobs[row, part] = request.saved.logprobs
-        tables.raw_logprobs[row, part] = request.saved.raw_logprobs
-        tables.versions[row, part] = request.saved.versions
+        sampled = slice(len(request.prompt), len(tokens))
+        tables.logprobs[row, sampled] = request.saved.logprobs
+        tables.raw_logprobs[row, sampled] = request.saved.raw_logprobs
+        tables.versions[row, sampled] = request.saved.versions
         return True
 
     def _reserve(self, request: EngineRequest) -> bool:
@@ -251,19 +253,19 @@ class Scheduler:
         row = request.row
         reserved = int(tables.reserved[row])
         last = int(tables.last[row]) - 1
-        after = int(tables.slots[row, reserved - 1])
-        wanted = min(reserved + self._ahead(), last)
-        slots = self._allocate(wanted - reserved, after)
-        while slots is None:
-            wanted = reserved + 1
-            slots = self._allocate(1, after)
+        last_slot = int(tables.slots[row, reserved - 1])
+        target = min(reserved + self._ahead(), last)
+        slots = self._allocate(target - reserved, last_slot)
+        while slots is None:  # one slot is enough to go on; a reserve is not worth preempting others for
+            target = reserved + 1
+            slots = self._allocate(1, last_slot)
             if slots is None:
-                youngest = max(self.running, key=lambda each: each.priority)
+                youngest = max(self.running, key=lambda candidate: candidate.priority)
                 if youngest is request:
                     return False
                 self._preempt(youngest)
-        tables.slots[row, reserved:wanted] = slots
-        tables.reserved[row] = wanted
+        tables.slots[row, reserved:target] = slots
+        tables.reserved[row] = target
         self._note_slots(request, reserved)
         return True
 
@@ -277,8 +279,8 @@ class Scheduler:
         tables = self.tables
         row = request.row
         reserved = int(tables.reserved[row])
-        before, _ = self.changed.get(row, (first, 0))
-        self.changed[row] = (min(before, first), reserved)
+        earlier_first, _ = self.changed.get(row, (first, 0))
+        self.changed[row] = (min(earlier_first, first), reserved)
         if not isinstance(self.kv_cache, ContiguousKVCache):
             return
         slots = tables.slots[row, :reserved]
@@ -287,6 +289,7 @@ class Scheduler:
         if run is not None:
             assert request.node is not None
             self.kv_cache.copy(slots[: tables.computed[row]], run)
+            # The request now owns all its slots. Those of the shared prefix stay with the cache, for other requests.
             self.kv_cache.release(slots[tables.shared[row] :])
             self.prefix_cache.unlock(request.node)
             request.node = self.prefix_cache.root
@@ -294,14 +297,14 @@ class Scheduler:
             tables.slots[row, :reserved] = run
             tables.adjacent[row] = True
 
-    def _allocate(self, count: int, after: int | None) -> Slots | None:
+    def _allocate(self, count: int, last_slot: int | None) -> Slots | None:
         """Free slots, after evicting cached prefixes if need be."""
         missing = count - self.kv_cache.free
         if missing > 0:
             if missing > self.prefix_cache.evictable:
                 return None
             self.prefix_cache.evict(missing)
-        return self.kv_cache.allocate(count, after)
+        return self.kv_cache.allocate(count, last_slot)
 
     def _preempt(self, request: EngineRequest, keep: bool = True) -> None:
         """Take a request's row away and queue it again. A token that is being sampled is sampled again later."""
@@ -314,12 +317,13 @@ class Scheduler:
         tables = self.tables
         row = request.row
         shared, reserved = int(tables.shared[row]), int(tables.reserved[row])
-        known = min(int(tables.computed[row]), int(tables.received[row]))
+        # The last sampled token has no keys and values yet, and the token of a step that is under way no id.
+        valid = min(int(tables.computed[row]), int(tables.received[row]))
         node = request.node
         assert node is not None
         if keep and self._share_prefixes:
-            self.prefix_cache.insert(node, tables.tokens[row, shared:known], tables.slots[row, shared:known])
-            self.kv_cache.release(tables.slots[row, known:reserved])
+            self.prefix_cache.insert(node, tables.tokens[row, shared:valid], tables.slots[row, shared:valid])
+            self.kv_cache.release(tables.slots[row, valid:reserved])
         else:
             self.prefix_cache.unlock(node)
             self.kv_cache.release(tables.slots[row, shared:reserved])

@@ -40,9 +40,9 @@ def tower_parameters(model: Any) -> list[torch.nn.Parameter]:
     """All weights outside of the language model and its head: the vision tower and what connects it."""
     if not takes_images(model):
         return []
-    parts = (model.get_decoder(), model.get_input_embeddings(), model.get_output_embeddings())
-    language = {id(each) for part in parts for each in part.parameters()}
-    return [each for each in model.parameters() if id(each) not in language]
+    modules = (model.get_decoder(), model.get_input_embeddings(), model.get_output_embeddings())
+    language = {id(parameter) for module in modules for parameter in module.parameters()}
+    return [parameter for parameter in model.parameters() if id(parameter) not in language]
 
 
 class FeatureOverlay:
@@ -85,7 +85,7 @@ class FeatureOverlay:
             return None
         mask = torch.zeros(embeddings.shape[:2], dtype=torch.bool, device=embeddings.device)
         mask.view(-1)[self._indices] = True
-        layers = [each.to(embeddings.dtype) for each in self._features.split(width, -1)[1:]]
+        layers = [features.to(embeddings.dtype) for features in self._features.split(width, -1)[1:]]
         return args, {**named, "visual_pos_masks": mask, "deepstack_visual_embeds": layers}
 
 
@@ -106,17 +106,17 @@ class FeatureCache:
     def load(self, model: Any, images: Sequence[EncodedImage]) -> dict[bytes, Tensor]:
         """The features of the images by digest; those that are missing are computed together."""
         missing = {image.digest: image for image in images if image.digest not in self._features}
-        found = compute_features(model, list(missing.values()))
+        loaded = compute_features(model, list(missing.values()))
         self.computed += len(missing)
-        for digest, features in found.items():
+        for digest, features in loaded.items():
             self._features[digest] = features
             self._bytes += features.nbytes
         for image in images:
             self._features.move_to_end(image.digest)
-            found[image.digest] = self._features[image.digest]
+            loaded[image.digest] = self._features[image.digest]
         while self._bytes > FEATURE_BYTES:
             self._bytes -= self._features.popitem(last=False)[1].nbytes
-        return found
+        return loaded
 
 
 def compute_features(model: Any, images: Sequence[EncodedImage]) -> dict[bytes, Tensor]:
@@ -136,13 +136,13 @@ def compute_features(model: Any, images: Sequence[EncodedImage]) -> dict[bytes, 
         inputs = {name: torch.cat([image.inputs[name] for image in batch]).to(model.device) for name in names}
         out = model.get_image_features(**inputs, return_dict=True)
         layers = []
-        for each in (out.pooler_output, *(getattr(out, "deepstack_features", None) or ())):
+        for output in (out.pooler_output, *(getattr(out, "deepstack_features", None) or ())):
             # One tensor of all images, or one tensor per image, depending on the family.
-            parts = each if isinstance(each, list | tuple) else [each]
-            layers.append(torch.cat([part.reshape(-1, part.shape[-1]) for part in parts]))
+            tensors = output if isinstance(output, list | tuple) else [output]
+            layers.append(torch.cat([tensor.reshape(-1, tensor.shape[-1]) for tensor in tensors]))
         rows = torch.cat(layers, -1)
-        for image, own in zip(batch, rows.split([image.num_tokens for image in batch]), strict=True):
-            features[image.digest] = own
+        for image, image_rows in zip(batch, rows.split([image.num_tokens for image in batch]), strict=True):
+            features[image.digest] = image_rows
     return features
 
 
@@ -150,7 +150,7 @@ def select_attention(model: Any) -> None:
     """Let the tower attend to all windows at once, where it has windows and runs in 16 bits on a GPU."""
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else model.dtype
     possible = model.device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
-    if possible and any(_takes_windows(part.__class__) for part in model.modules()):
+    if possible and any(_takes_windows(module.__class__) for module in model.modules()):
         # For good: layers that are recomputed in the backward pass must attend in the same way.
         model.config.vision_config._attn_implementation = VARLEN_ATTENTION
 
@@ -164,7 +164,7 @@ def attend_varlen(_: Any, query: Tensor, key: Tensor, value: Tensor, *__: Any, *
     """Attention within each sequence of a packed batch, [1, heads, token, width] -> [1, token, heads, width]."""
     width = query.shape[-1]
     query = query * (named["scaling"] * width**0.5)  # varlen_attn divides by the root of the width
-    query, key, value = (each[0].transpose(0, 1).contiguous() for each in (query, key, value))
+    query, key, value = (tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value))
     lengths: Tensor = named["cu_seq_lens_q"].int()
     longest = int(named["max_length_q"])
     out: Any = varlen_attn(query, key, value, lengths, lengths, longest, longest)
@@ -181,15 +181,15 @@ def rotary_positions(model: Any, tokens: Tokens, positions: Ints, images: Sequen
     """
     if not images:
         return None
-    owner = next((part for part in model.modules() if hasattr(part, "get_rope_index")), None)
+    owner = next((module for module in model.modules() if hasattr(module, "get_rope_index")), None)
     if owner is None:
         return None
     kinds = torch.zeros(1, len(tokens), dtype=torch.int)
     kinds[0, torch.from_numpy(np.asarray(positions, np.int64))] = 1
     grids = torch.cat([image.inputs["image_grid_thw"] for image in images])
     ids = torch.from_numpy(np.asarray(tokens, np.int64))[None]
-    found, _ = owner.get_rope_index(ids, kinds, image_grid_thw=grids)
-    out: Ints = found[:, 0].numpy()
+    rope_positions, _ = owner.get_rope_index(ids, kinds, image_grid_thw=grids)
+    out: Ints = rope_positions[:, 0].numpy()
     return out
 
 
@@ -201,10 +201,10 @@ def mark_images(prompt: Tokens, positions: Ints, images: Sequence[EncodedImage])
     marked = prompt.copy()
     start = 0
     for image in images:
-        own = positions[start : start + image.num_tokens]
+        image_positions = positions[start : start + image.num_tokens]
         words = np.frombuffer(image.digest[:8], np.uint32).astype(np.int64) % (2**31 - 2)
-        marked[own] = -1 - words[np.arange(len(own)) % 2]
-        start += len(own)
+        marked[image_positions] = -1 - words[np.arange(len(image_positions)) % 2]
+        start += len(image_positions)
     return marked
 
 
@@ -223,9 +223,9 @@ class RequestImages:
         low, high = np.searchsorted(self.positions, [start, start + count])
         out = []
         for image, first in zip(self.images, self._starts, strict=False):
-            part = slice(max(int(low - first), 0), min(int(high - first), image.num_tokens))
-            if part.start < part.stop:
-                out.append((image, part))
+            rows = slice(max(int(low - first), 0), min(int(high - first), image.num_tokens))
+            if rows.start < rows.stop:
+                out.append((image, rows))
         return out
 
     def indices(self, start: int, count: int) -> Ints:
@@ -246,8 +246,9 @@ class RequestImages:
 
     def rotary(self, start: int, count: int) -> Ints:
         """[3 or 1, count] rotary positions of tokens, also of those after the prompt."""
-        after = np.arange(start, start + count) + self.shift
+        shifted = np.arange(start, start + count) + self.shift
         if self._rotary is None:
-            return after[None]
-        known = self._rotary[:, start : start + count]
-        return np.concatenate([known, np.broadcast_to(after[known.shape[1] :], (3, count - known.shape[1]))], 1)
+            return shifted[None]
+        in_prompt = self._rotary[:, start : start + count]
+        num_sampled = count - in_prompt.shape[1]
+        return np.concatenate([in_prompt, np.broadcast_to(shifted[count - num_sampled :], (3, num_sampled))], 1)

@@ -365,11 +365,11 @@ class VLLMEngine:
 @contextlib.contextmanager
 def _mark_children() -> Iterator[None]:
     """Set the variable that makes processes started inside the block end with this process."""
-    before = os.environ.get(PARENT_VARIABLE)
+    previous_owner = os.environ.get(PARENT_VARIABLE)
     os.environ[PARENT_VARIABLE] = str(os.getpid())
     try:
         yield
     finally:
         del os.environ[PARENT_VARIABLE]
-        if before is not None:
-            os.environ[PARENT_VARIABLE] = before
+        if previous_owner is not None:
+            os.environ[PARENT_VARIABLE] = previous_owner
