@@ -12,7 +12,7 @@ VAGUE = {
 }
 LIMIT = 1.0
 """Vague names per 1,000 lines."""
-PENDING = {"backends", "gateway", "integrations", "templates"}
+PENDING = {"gateway", "integrations"}
 """Packages, and the folders of their tests, that still have more."""
 PENDING_TESTS = PENDING | {"agents", "tooling", "verl"}
 NOT_OURS = {"__pycache__", "thirdparty"}

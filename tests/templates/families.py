@@ -55,8 +55,8 @@ class Case:
 
     @property
     def source(self) -> str:
-        own = load_trl_template(self.trl) if self.trl else self.hf.chat_template
-        return own["default"] if isinstance(own, dict) else own
+        source = load_trl_template(self.trl) if self.trl else self.hf.chat_template
+        return source["default"] if isinstance(source, dict) else source
 
     @property
     def template(self) -> Template:
@@ -71,26 +71,26 @@ class Case:
     @contextmanager
     def follow(self) -> Iterator[PreTrainedTokenizerFast]:
         """The tokenizer, for as long as it carries this case's template."""
-        own = self.hf.chat_template
-        self.hf.chat_template = self.source if self.trl else own
+        source = self.hf.chat_template
+        self.hf.chat_template = self.source if self.trl else source
         try:
             yield self.hf
         finally:
-            self.hf.chat_template = own
+            self.hf.chat_template = source
 
     def render(self, messages: Sequence[Message], open_turn: bool = True) -> str:
         """Hugging Face's rendering."""
-        shown = []
+        titles = []
         for message in messages:
             out = message.to_dict()
             if message.thinking:
                 out["thinking"] = message.thinking
             for call in out.get("tool_calls", ()) if self.string_arguments else ():
                 call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
-            shown.append(out)
+            titles.append(out)
         return str(
             self.hf.apply_chat_template(
-                shown,
+                titles,
                 tools=[TOOL] if self.tools else None,
                 chat_template=self.source,
                 add_generation_prompt=open_turn,

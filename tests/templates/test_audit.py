@@ -45,17 +45,17 @@ def test_audit_of_the_families(case: Case) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_loading_rejects_what_the_audit_rejected(case: Case) -> None:
-    known = KNOWN[str(case)]
+    expected = KNOWN[str(case)]
     corrected = set(ANSWERS) if case.tokenizer == "deepseek_v3" else set()
-    assert set(case.template.rejections) == {kind for kind, verdict in known.items() if verdict is R} - corrected
-    assert set(case.template.rewrites) == {k.removesuffix(" after thinking") for k, v in known.items() if v is H}
+    assert set(case.template.rejections) == {kind for kind, verdict in expected.items() if verdict is R} - corrected
+    assert set(case.template.rewrites) == {k.removesuffix(" after thinking") for k, v in expected.items() if v is H}
 
 
 def test_a_correction_counts_only_from_the_second_round_of_calls() -> None:
     right = audit(BY_NAME["deepseek_v3"].template, corrected={"tool": "known"})
     assert {row.kind: row.verdict for row in right.rows}["tool"] is C
-    wrong = audit(BY_NAME["mistral_nemo"].template, corrected={"user": "known"})
-    assert {row.kind: row.verdict for row in wrong.rows}["user"] is R
+    corrected = audit(BY_NAME["mistral_nemo"].template, corrected={"user": "known"})
+    assert {row.kind: row.verdict for row in corrected.rows}["user"] is R
 
 
 def test_rejected_delta_fails_before_sampling() -> None:
@@ -65,34 +65,34 @@ def test_rejected_delta_fails_before_sampling() -> None:
 
 def test_check_reports_passed_properties_and_notes() -> None:
     report = check(BY_NAME["qwen3"].hf)
-    found = {finding.property: finding for finding in report.findings}
+    findings = {finding.property: finding for finding in report.findings}
     assert report.ok
-    assert found["start"].mark is CheckMark.GOOD
-    assert found["guard"].mark is CheckMark.GOOD
-    assert found["extend: user"].mark is CheckMark.NOTE
-    assert "history differs" in found["extend: user"].detail
-    assert found["history"].mark is CheckMark.NOTE
-    assert "In effect: append" in found["history"].detail
-    assert found["parser"].detail == "hermes"
-    assert found["end of turn"].detail == "<|im_end|>"
+    assert findings["start"].mark is CheckMark.GOOD
+    assert findings["guard"].mark is CheckMark.GOOD
+    assert findings["extend: user"].mark is CheckMark.NOTE
+    assert "history differs" in findings["extend: user"].detail
+    assert findings["history"].mark is CheckMark.NOTE
+    assert "In effect: append" in findings["history"].detail
+    assert findings["parser"].detail == "hermes"
+    assert findings["end of turn"].detail == "<|im_end|>"
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(report)
     assert "template qwen3" in console.export_text()
 
 
 def test_check_reports_tools_that_cannot_be_rendered() -> None:
-    found = {f.property: f for f in check(BY_NAME["gemma3"].hf).findings}
-    assert found["tools"].mark is CheckMark.NOTE
-    assert "template='gemma' does" in found["tools"].detail
-    assert found["extend: tool"].mark is CheckMark.BAD
-    assert found["images"].detail == "shown"
+    findings = {f.property: f for f in check(BY_NAME["gemma3"].hf).findings}
+    assert findings["tools"].mark is CheckMark.NOTE
+    assert "template='gemma' does" in findings["tools"].detail
+    assert findings["extend: tool"].mark is CheckMark.BAD
+    assert findings["images"].detail == "shown"
 
 
 def test_check_distinguishes_corrections_from_rejections() -> None:
     with BY_NAME["deepseek_v3-deepseekv3"].follow() as tokenizer:
-        found = {f.property: f for f in check(tokenizer).findings}
-    assert found["extend: tool"].mark is CheckMark.NOTE
-    assert found["extend: tool"].detail.startswith("corrected: ")
+        findings = {f.property: f for f in check(tokenizer).findings}
+    assert findings["extend: tool"].mark is CheckMark.NOTE
+    assert findings["extend: tool"].detail.startswith("corrected: ")
 
 
 def test_check_of_a_format_by_name() -> None:

@@ -96,7 +96,7 @@ def test_text_next_to_calls_that_the_template_moves_is_not_exact() -> None:
 
 
 def test_check_notes_that_glm_has_two_history_policies() -> None:
-    found = {f.property: f for f in check(tokenizer_for(load_trl_template("glm4moe")), "glm-4").findings}
-    assert found["extend: user after thinking"].mark is CheckMark.NOTE
-    assert found["history"].mark is CheckMark.NOTE
-    assert "differ after user" in found["history"].detail
+    findings = {f.property: f for f in check(tokenizer_for(load_trl_template("glm4moe")), "glm-4").findings}
+    assert findings["extend: user after thinking"].mark is CheckMark.NOTE
+    assert findings["history"].mark is CheckMark.NOTE
+    assert "differ after user" in findings["history"].detail

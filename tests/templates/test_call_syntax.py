@@ -122,18 +122,18 @@ def calls_of(template: Template, turn: Message) -> list[tuple[str, dict[str, Any
 def untyped(value: object) -> object:
     """A value as formats without types give it back."""
     if isinstance(value, dict):
-        return {key: untyped(each) for key, each in value.items()}
+        return {key: untyped(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [untyped(each) for each in value]
+        return [untyped(item) for item in value]
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def agree(found: object, written: object) -> bool:
+def agree(parsed: object, written: object) -> bool:
     """The same value; in formats without types a number or object as text, with Python's words for constants."""
-    if found == written or untyped(found) == untyped(written):
+    if parsed == written or untyped(parsed) == untyped(written):
         return True
-    if isinstance(found, str) and not isinstance(written, str):
-        return found == str(written) or json.loads(found) == written
+    if isinstance(parsed, str) and not isinstance(written, str):
+        return parsed == str(written) or json.loads(parsed) == written
     return False
 
 
@@ -377,10 +377,10 @@ def test_granite_3_reads_the_calls_that_its_template_does_not_write() -> None:
 
 def test_thinking_opened_by_the_prompt_of_kimi_k3_is_parsed() -> None:
     template = load_with_tools("llama_cpp_templates", "Kimi-K3")
-    said = template.codec.encode(
+    sampled = template.codec.encode(
         "Hm.<|close|>think<|sep|><|open|>response<|sep|>It is 6.<|close|>response<|sep|><|close|>message<|sep|>"
     )
-    reply = template.parse([*said, template.close_id], template.start([Message("user", "u")]))
+    reply = template.parse([*sampled, template.close_id], template.start([Message("user", "u")]))
     assert (reply.message.thinking, reply.message.text, reply.problems) == ("Hm.", "It is 6.", ())
 
 
@@ -388,8 +388,8 @@ def test_thinking_opened_by_the_prompt_of_kimi_k3_is_parsed() -> None:
 def test_the_token_that_opens_results_ends_the_turn(name: str) -> None:
     template = load_with_tools("llama_cpp_templates", name)
     turn = Message("assistant", "", (ToolCall("search", {"q": "a"}),))
-    text, rest = render_turn(template, turn)
-    sampled = template.codec.encode(text + rest)
+    text, suffix = render_turn(template, turn)
+    sampled = template.codec.encode(text + suffix)
     assert sampled[-1] in template.stop_ids
     follows = template.codec.decode(template.extend([answer("r42")]).after(sampled[-1]))
     assert "r42" in follows

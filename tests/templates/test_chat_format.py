@@ -21,7 +21,7 @@ SAME = [("smollm2", "smollm2"), ("qwen2.5", "qwen2_5"), ("llama-3", "llama3_1"),
 same = pytest.mark.parametrize(("name", "case"), [(name, BY_NAME[case]) for name, case in SAME], ids=lambda x: str(x))
 
 
-def ours(name: str, case: Case) -> Template:
+def load_builtin(name: str, case: Case) -> Template:
     key = (name, str(case))
     if key not in _LOADED:
         _LOADED[key] = load_template(name, case.hf, tools=[TOOL] if case.tools else (), today=TODAY)
@@ -34,47 +34,48 @@ _LOADED: dict[tuple[str, str], Template] = {}
 @pytest.mark.integration
 @same
 @quick
-@given(said=st.lists(texts, min_size=5, max_size=5), system=st.none() | texts, turns=st.sampled_from([1, 3, 5]))
+@given(contents=st.lists(texts, min_size=5, max_size=5), system=st.none() | texts, turns=st.sampled_from([1, 3, 5]))
 def test_start_equals_the_tokenizers_own_template(
-    name: str, case: Case, said: list[str], system: str | None, turns: int
+    name: str, case: Case, contents: list[str], system: str | None, turns: int
 ) -> None:
-    assume(not case.spelled(*said))
-    messages = [Message("assistant" if i % 2 else "user", text) for i, text in enumerate(said[:turns])]
+    assume(not case.spelled(*contents))
+    messages = [Message("assistant" if i % 2 else "user", text) for i, text in enumerate(contents[:turns])]
     if system is not None:
         messages.insert(0, Message("system", system))
-    assert ours(name, case).start(messages) == case.encode(case.render(messages))
+    assert load_builtin(name, case).start(messages) == case.encode(case.render(messages))
 
 
 @pytest.mark.integration
 @same
 @quick
-@given(said=st.lists(texts, min_size=3, max_size=3))
-def test_extend_equals_the_tokenizers_own_template(name: str, case: Case, said: list[str]) -> None:
+@given(contents=st.lists(texts, min_size=3, max_size=3))
+def test_extend_equals_the_tokenizers_own_template(name: str, case: Case, contents: list[str]) -> None:
     for kind in ("nothing", "user"):
-        _, delta = delta_of(kind, said)
-        assert ours(name, case).extend(delta) == case.template.extend(delta)
+        _, delta = delta_of(kind, contents)
+        assert load_builtin(name, case).extend(delta) == case.template.extend(delta)
 
 
 @pytest.mark.integration
 @quick
 @given(
-    said=st.lists(texts, min_size=6, max_size=6), arguments=st.dictionaries(texts, texts | st.integers(), max_size=2)
+    contents=st.lists(texts, min_size=6, max_size=6),
+    arguments=st.dictionaries(texts, texts | st.integers(), max_size=2),
 )
-def test_qwen_with_tools_equals_the_tokenizers_own(said: list[str], arguments: dict[str, object]) -> None:
+def test_qwen_with_tools_equals_the_tokenizers_own(contents: list[str], arguments: dict[str, object]) -> None:
     case = BY_NAME["qwen2_5"]
-    template = ours("qwen2.5", case)
-    assume(not case.spelled(*said))
+    template = load_builtin("qwen2.5", case)
+    assume(not case.spelled(*contents))
     calls = (call(1, **{"q": 1} | arguments), call(2))
     messages = [
-        user(said[0]),
-        Message("assistant", said[1], calls),
-        answer(said[2], 1),
-        answer(said[3], 2),
-        user(said[4]),
+        user(contents[0]),
+        Message("assistant", contents[1], calls),
+        answer(contents[2], 1),
+        answer(contents[3], 2),
+        user(contents[4]),
     ]
     assert template.start(messages) == case.encode(case.render(messages))
     for kind in ("tool", "tools", "tool, user", "tools, user"):
-        _, delta = delta_of(kind, said)
+        _, delta = delta_of(kind, contents)
         assert template.extend(delta) == case.template.extend(delta)
 
 
@@ -82,7 +83,7 @@ def test_qwen_with_tools_equals_the_tokenizers_own(said: list[str], arguments: d
 def test_image_position_in_gemma_equals_its_own_template() -> None:
     case = BY_NAME["gemma3"]
     messages = [Message("system", " s "), Message("user", (" look ", Image("data:,"), " here"))]
-    assert ours("gemma", case).start(messages) == case.encode(case.render(messages))
+    assert load_builtin("gemma", case).start(messages) == case.encode(case.render(messages))
 
 
 def test_chatml_on_bytes_renders_and_parses_calls() -> None:
@@ -94,8 +95,8 @@ def test_chatml_on_bytes_renders_and_parses_calls() -> None:
     assert '"name": "search"' in prompt
     turn = Message("assistant", "Let me see.", (call(1, q="é\n"), call(2, q=3)))
     rendered = template.render([user("q"), turn], open_turn=False)
-    said = rendered.split("<|im_start|>assistant\n")[1].split("<|im_end|>")[0]
-    reply = template.parse([*template.codec.encode(said), template.close_id])
+    turn_text = rendered.split("<|im_start|>assistant\n")[1].split("<|im_end|>")[0]
+    reply = template.parse([*template.codec.encode(turn_text), template.close_id])
     assert [(c.name, dict(c.arguments)) for c in reply.calls] == [("search", {"q": "é\n"}), ("search", {"q": 3})]
     assert reply.message.text.strip() == "Let me see."
     answers = template.codec.decode(template.extend([answer("one", 1), answer("two", 2)]).ids)
@@ -112,8 +113,10 @@ def test_families_without_tools_get_them_by_name(name: str, case: str) -> None:
     assert template.rejections == {}
     rendered = template.render([user("q"), Message("assistant", "", (call(1, q="a"),))], open_turn=False)
     opening = template.render([user("q")])
-    said = template.codec.encode(rendered.removeprefix(opening).split(template.codec.decode([template.close_id]))[0])
-    assert [(c.name, dict(c.arguments)) for c in template.parse(said).calls] == [("search", {"q": "a"})]
+    turn_ids = template.codec.encode(
+        rendered.removeprefix(opening).split(template.codec.decode([template.close_id]))[0]
+    )
+    assert [(c.name, dict(c.arguments)) for c in template.parse(turn_ids).calls] == [("search", {"q": "a"})]
     assert "r42" in template.codec.decode(template.extend([answer("r42")]).ids)
 
 
@@ -155,9 +158,9 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("change", "said"), BAD, ids=[said for _, said in BAD])
-def test_invalid_format_is_rejected_at_construction(change: dict[str, object], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+@pytest.mark.parametrize(("change", "words"), BAD, ids=[words for _, words in BAD])
+def test_invalid_format_is_rejected_at_construction(change: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
         replace(FORMATS["chatml"], name="mine", **change)  # type: ignore[arg-type]
 
 

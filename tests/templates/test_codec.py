@@ -109,9 +109,9 @@ def test_added_tokens_that_are_plain_text_keep_their_ids(case: Case) -> None:
 def test_codecs_of_one_tokenizer_share_expensive_parts() -> None:
     tokenizer = ByteTokenizer()
     assert Codec(tokenizer)._plain is Codec(tokenizer)._plain
-    before = Codec(tokenizer)._plain
+    first_plain = Codec(tokenizer)._plain
     tokenizer.backend_tokenizer.add_special_tokens(["<|more|>"])
-    assert Codec(tokenizer)._plain is not before
+    assert Codec(tokenizer)._plain is not first_plain
 
 
 def test_text_of_any_bytes_has_one_token_per_byte() -> None:

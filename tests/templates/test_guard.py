@@ -38,7 +38,7 @@ class Guarded:
         self.guarded = {i: token.content for i, token in added.items() if i not in exempt}
         assert len(exempt) in (0, 91, 92), "newlines, tabs and spaces of Gemma 2 and 3, which are part of any text"
         self.places: dict[str, Callable[[Sequence[str]], list[int]]] = {}
-        for place, ids in {
+        for position, ids in {
             "user": lambda texts: self.template.start([user("".join(texts))]),
             "user parts": lambda texts: self.template.start([Message("user", tuple(texts))]),
             "next user": lambda texts: self.template.extend([user("".join(texts))]).ids,
@@ -53,18 +53,18 @@ class Guarded:
                 ids(["x", "y"])
             except TemplateError:  # this template has no such message
                 continue
-            self.places[place] = ids
+            self.places[position] = ids
 
     def _dataset(self, row: dict[str, object]) -> list[int]:
         return self.template.start(_AGENT.initial_messages(Task.of(row)))
 
     def check(self, texts: Sequence[str]) -> None:
-        for place, ids_of in self.places.items():
+        for position, ids_of in self.places.items():
             ids, clean = ids_of(texts), ids_of(["x"] * len(texts))
-            assert self._added(ids) == self._added(clean), (place, texts)
+            assert self._added(ids) == self._added(clean), (position, texts)
             decoded = self.template.codec.decode(ids)
-            for text in texts if place == "tools" else ["".join(texts)]:
-                assert text in decoded, (place, text)
+            for text in texts if position == "tools" else ["".join(texts)]:
+                assert text in decoded, (position, text)
 
     def _added(self, ids: Sequence[int]) -> list[str]:
         return [self.guarded[i] for i in ids if i in self.guarded]

@@ -81,8 +81,8 @@ def test_gpt_oss_by_name_uses_the_tokenizers_template() -> None:
 
 
 def test_an_unknown_name_lists_the_names_and_the_close_ones() -> None:
-    said = r"no template 'qwen25'; did you mean 'qwen2.5'.*There are apertus, chatml, .*smollm2"
-    with pytest.raises(ConfigError, match=said):
+    words = r"no template 'qwen25'; did you mean 'qwen2.5'.*There are apertus, chatml, .*smollm2"
+    with pytest.raises(ConfigError, match=words):
         load_template("qwen25", ByteTokenizer())
 
 
@@ -150,9 +150,9 @@ def test_history_is_one_of_two_words() -> None:
 
 
 def test_registered_format_is_found_by_name() -> None:
-    mine = register_template(replace(FORMATS["chatml"], name="test-of-register", default_system="Mine."))
+    registered = register_template(replace(FORMATS["chatml"], name="test-of-register", default_system="Mine."))
     template = load_template("test-of-register", ByteTokenizer())
-    assert template.source == mine.jinja()
+    assert template.source == registered.jinja()
     assert "Mine." in template.render([Message("user", "u")])
     for taken in ("test-of-register", "chatml", "qwen3-coder"):
         with pytest.raises(ConfigError, match="exists already"):

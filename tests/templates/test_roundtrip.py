@@ -54,7 +54,7 @@ def test_calls_of_qwen3_coder_are_parsed(name: str | None) -> None:
     template = load_template(name, tokenizer, tools=[TOOL])
     turn = Message("assistant", "I look.", (call(1, q="a\nb"), call(2, q="c")))
     reply = template.parse(template.write(turn))
-    assert [(each.name, each.arguments, each.problem) for each in reply.calls] == [
+    assert [(call.name, call.arguments, call.problem) for call in reply.calls] == [
         ("search", {"q": "a\nb"}, ""),
         ("search", {"q": "c"}, ""),
     ]
@@ -93,13 +93,13 @@ def test_format_whose_parser_does_not_parse_its_calls_is_rejected_when_the_agent
 
 
 def test_check_reports_calls_that_are_not_parsed() -> None:
-    found = {f.property: f for f in check(tokenizer_with(chatml_with_calls(UNKNOWN_CALL))).findings}
-    assert found["tools"].mark is CheckMark.BAD
-    assert "cannot be used with tools" in found["tools"].detail
-    assert found["parser"].mark is CheckMark.BAD
-    assert "no parser parses a call" in found["parser"].detail
-    found = {f.property: f for f in check(tokenizer_with(CHAT)).findings}
-    assert (found["parser"].mark, found["tools"].mark) == (CheckMark.GOOD, CheckMark.GOOD)
+    findings = {f.property: f for f in check(tokenizer_with(chatml_with_calls(UNKNOWN_CALL))).findings}
+    assert findings["tools"].mark is CheckMark.BAD
+    assert "cannot be used with tools" in findings["tools"].detail
+    assert findings["parser"].mark is CheckMark.BAD
+    assert "no parser parses a call" in findings["parser"].detail
+    findings = {f.property: f for f in check(tokenizer_with(CHAT)).findings}
+    assert (findings["parser"].mark, findings["tools"].mark) == (CheckMark.GOOD, CheckMark.GOOD)
 
 
 def test_llama_3_writes_text_and_calls_that_it_parses() -> None:
@@ -108,7 +108,7 @@ def test_llama_3_writes_text_and_calls_that_it_parses() -> None:
     tokenizer.backend_tokenizer.add_special_tokens(tokens)
     template = load_template("llama-3", tokenizer, tools=[TOOL])
     reply = template.parse(template.write(Message("assistant", "I look.", (call(1), call(2)))))
-    assert [each.problem for each in reply.calls] == ["", ""]
+    assert [call.problem for call in reply.calls] == ["", ""]
 
 
 WITHOUT_GENERATION_PROMPT = """

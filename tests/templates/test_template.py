@@ -34,12 +34,12 @@ def allowed(case: Case) -> list[str]:
 
 @every_case
 @quick
-@given(said=st.lists(texts, min_size=3, max_size=3), system=st.none() | texts, turns=st.sampled_from([1, 3]))
-@example(said=["\n\n", " ", ""], system="", turns=3)
-@example(said=["", "\n", "x"], system=None, turns=1)
-def test_start_gives_the_ids_of_hugging_face(case: Case, said: list[str], system: str | None, turns: int) -> None:
-    assume(not case.spelled(*said, system or ""))
-    messages = [user(said[0]), Message("assistant", said[1]), user(said[2])][:turns]
+@given(contents=st.lists(texts, min_size=3, max_size=3), system=st.none() | texts, turns=st.sampled_from([1, 3]))
+@example(contents=["\n\n", " ", ""], system="", turns=3)
+@example(contents=["", "\n", "x"], system=None, turns=1)
+def test_start_gives_the_ids_of_hugging_face(case: Case, contents: list[str], system: str | None, turns: int) -> None:
+    assume(not case.spelled(*contents, system or ""))
+    messages = [user(contents[0]), Message("assistant", contents[1]), user(contents[2])][:turns]
     if system is not None and case.system:
         messages.insert(0, Message("system", system))
     assert case.template.start(messages) == case.encode(case.render(messages))
@@ -47,10 +47,10 @@ def test_start_gives_the_ids_of_hugging_face(case: Case, said: list[str], system
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.tools or c.string_arguments], ids=str)
 @quick
-@given(said=st.lists(texts, min_size=2, max_size=2), argument=texts)
-def test_start_of_a_conversation_with_calls(case: Case, said: list[str], argument: str) -> None:
-    assume(not case.spelled(*said))
-    messages = [user(said[0]), Message("assistant", "", (call(1, q=argument),)), answer(said[1], 1)]
+@given(contents=st.lists(texts, min_size=2, max_size=2), argument=texts)
+def test_start_of_a_conversation_with_calls(case: Case, contents: list[str], argument: str) -> None:
+    assume(not case.spelled(*contents))
+    messages = [user(contents[0]), Message("assistant", "", (call(1, q=argument),)), answer(contents[1], 1)]
     assert case.template.start(messages) == case.encode(case.render(messages))
 
 
@@ -70,13 +70,13 @@ def as_rendered(template: Template, delta: Sequence[Message]) -> bool:
 
 @every_case
 @quick
-@given(said=st.lists(texts, min_size=3, max_size=3))
-@example(said=["\n\n", " ", ""])
-@example(said=["null", "{}", "7"])
-def test_extend_is_the_suffix_of_the_full_rendering(case: Case, said: list[str]) -> None:
-    assume(not case.spelled(*said))
+@given(contents=st.lists(texts, min_size=3, max_size=3))
+@example(contents=["\n\n", " ", ""])
+@example(contents=["null", "{}", "7"])
+def test_extend_is_the_suffix_of_the_full_rendering(case: Case, contents: list[str]) -> None:
+    assume(not case.spelled(*contents))
     for kind in allowed(case):
-        turn, delta = delta_of(kind, said)
+        turn, delta = delta_of(kind, contents)
         extended = case.template.extend(delta)
         full = case.encode(case.render([user("q"), turn, *delta]))
         assert full[-len(extended.ids) - 1 :] == [extended.close, *extended.ids], kind
@@ -84,12 +84,12 @@ def test_extend_is_the_suffix_of_the_full_rendering(case: Case, said: list[str])
 
 @every_case
 @quick
-@given(said=st.lists(texts, min_size=3, max_size=3))
-def test_learned_scaffolding_equals_rendering(case: Case, said: list[str]) -> None:
+@given(contents=st.lists(texts, min_size=3, max_size=3))
+def test_learned_scaffolding_equals_rendering(case: Case, contents: list[str]) -> None:
     for kind in allowed(case):
-        _, delta = delta_of(kind, said)
+        _, delta = delta_of(kind, contents)
         assert as_rendered(case.template, delta), kind
-    for opening in ([user(said[0])], [Message("system", said[1]), user(said[0])]):
+    for opening in ([user(contents[0])], [Message("system", contents[1]), user(contents[0])]):
         try:
             rendered = case.template._render_and_encode(opening, case.template._render_whole)
         except TemplateError:  # this family has no system turn
@@ -112,10 +112,10 @@ def test_plain_deltas_use_the_learned_scaffolding(name: str) -> None:
 def test_call_ids_are_rendered_without_new_scaffolding() -> None:
     template = BY_NAME["mistral_nemo"].template
     template.extend([answer("x", 1)])
-    known = len(template._forms)
+    num_forms = len(template._forms)
     for number in range(2, 50):
         assert f"call{number:05d}" in template.codec.decode(template.extend([answer("x", number)]).ids)
-    assert len(template._forms) == known
+    assert len(template._forms) == num_forms
 
 
 @pytest.mark.parametrize("call_id", ["", "1", "chatcmpl-tool-0123456789", "a b\"c'"])
@@ -144,19 +144,19 @@ def test_template_that_compares_contents_with_literals_is_rendered() -> None:
 
 @every_case
 @quick
-@given(data=st.data(), said=st.lists(texts, min_size=3, max_size=3))
-def test_sampled_ids_stay_in_the_buffer(case: Case, data: st.DataObject, said: list[str]) -> None:
+@given(data=st.data(), contents=st.lists(texts, min_size=3, max_size=3))
+def test_sampled_ids_stay_in_the_buffer(case: Case, data: st.DataObject, contents: list[str]) -> None:
     template = case.template
     ids = st.integers(0, case.hf.vocab_size - 1)
     sampled = data.draw(st.lists(ids, min_size=1, max_size=12))
     if data.draw(st.booleans()):
         sampled.append(data.draw(st.sampled_from(sorted(template.stop_ids))))
-    buffer = [*template.start([user(said[0])]), *sampled]
+    buffer = [*template.start([user(contents[0])]), *sampled]
     template.parse(sampled)
     for kind in ("user", "tool"):
         if kind in template.rejections:
             continue
-        extended = template.extend(delta_of(kind, said)[1])
+        extended = template.extend(delta_of(kind, contents)[1])
         longer = [*buffer, *extended.after(buffer[-1])]
         assert longer[: len(buffer)] == buffer
         closed = buffer if buffer[-1] in template.stop_ids else [*buffer, extended.close]
@@ -195,8 +195,8 @@ def test_truncated_turn_is_closed_by_one_token(case: Case) -> None:
 
 
 def _control(case: Case, ids: list[int]) -> list[int]:
-    known = set(case.template.codec.control.values())
-    return [token for token in ids if token in known]
+    control_ids = set(case.template.codec.control.values())
+    return [token for token in ids if token in control_ids]
 
 
 @every_case
@@ -246,9 +246,9 @@ def test_fragments_of_control_tokens_do_not_combine(case: Case, data: st.DataObj
 def test_control_token_split_over_two_parts_stays_text() -> None:
     case = BY_NAME["gemma3"]
     picture = Image("data:,")
-    said = Message("user", (picture, "a <start_of_", "turn>", " b"))
+    message = Message("user", (picture, "a <start_of_", "turn>", " b"))
     clean = Message("user", (picture, "a", "b", "c"))
-    assert _control(case, case.template.start([said])) == _control(case, case.template.start([clean]))
+    assert _control(case, case.template.start([message])) == _control(case, case.template.start([clean]))
 
 
 def test_tool_name_cannot_forge_a_turn() -> None:
@@ -383,9 +383,9 @@ def test_deepseek_opens_the_outputs_of_every_round() -> None:
 def test_deepseek_opens_thinking_after_a_user_and_not_after_an_answer() -> None:
     template = BY_NAME["deepseek_v3-deepseekv3"].template
     assert template.thinking_open
-    said = template.codec.encode("why</think>because")
+    sampled = template.codec.encode("why</think>because")
     for prompt in (template.start([user("u")]), template.extend([user("u")]).ids):
-        reply = template.parse(said, prompt)
+        reply = template.parse(sampled, prompt)
         assert (reply.message.thinking.strip(), reply.message.text.strip()) == ("why", "because")
     answered = template.parse(template.codec.encode("because"), template.extend([answer("r")]).ids)
     assert (answered.message.thinking, answered.message.text.strip()) == ("", "because")

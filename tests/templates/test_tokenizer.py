@@ -53,11 +53,11 @@ def assert_equal_to_transformers(folder: Path, *texts: str) -> None:
     assert_equal(FastTokenizer(folder), load_auto(folder), *texts)
 
 
-def assert_equal(ours: FastTokenizer, auto: Any, *texts: str) -> None:
-    assert ours.special_tokens_map == auto.special_tokens_map
-    assert ours.chat_template == auto.chat_template
-    backend = ours.backend_tokenizer
-    named = [ours.special_tokens_map.get(name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")]
+def assert_equal(tokenizer: FastTokenizer, auto: Any, *texts: str) -> None:
+    assert tokenizer.special_tokens_map == auto.special_tokens_map
+    assert tokenizer.chat_template == auto.chat_template
+    backend = tokenizer.backend_tokenizer
+    named = [tokenizer.special_tokens_map.get(name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")]
     assert named == [auto.bos_token, auto.eos_token, auto.pad_token, auto.unk_token]
     ids = [None if token is None else backend.token_to_id(token) for token in named]
     assert ids == [auto.bos_token_id, auto.eos_token_id, auto.pad_token_id, auto.unk_token_id]
@@ -219,8 +219,8 @@ def test_saved_files_load_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("place", ["nowhere", "config", "file", "several", "processor"])
-def test_saved_chat_template_replaces_the_tokenizers_own(place: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("file_name", ["nowhere", "config", "file", "several", "processor"])
+def test_saved_chat_template_replaces_the_tokenizers_own(file_name: str, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
     source, out = tmp_path / "source", tmp_path / "out"
@@ -228,24 +228,24 @@ def test_saved_chat_template_replaces_the_tokenizers_own(place: str, tmp_path: P
         folder.mkdir()
     ByteTokenizer().save_pretrained(source)
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>"}
-    own = "{{ 'own' }}"
-    if place == "config":
-        config["chat_template"] = own
+    original = "{{ 'own' }}"
+    if file_name == "config":
+        config["chat_template"] = original
     (source / "tokenizer_config.json").write_text(json.dumps(config))
-    if place in ("file", "several"):
-        (source / "chat_template.jinja").write_text(own)
-    if place == "several":
+    if file_name in ("file", "several"):
+        (source / "chat_template.jinja").write_text(original)
+    if file_name == "several":
         (source / "additional_chat_templates").mkdir()
         (source / "additional_chat_templates" / "tool_use.jinja").write_text("{{ 'tools' }}")
-    if place == "processor":
-        (source / "chat_template.json").write_text(json.dumps({"chat_template": own}))
+    if file_name == "processor":
+        (source / "chat_template.json").write_text(json.dumps({"chat_template": original}))
     trained = load_template("chatml", FastTokenizer(source))
     save_tokenizer(FastTokenizer(source), out, trained.source)
 
     messages = [Message("user", "Hi é"), Message("assistant", "Hello"), Message("user", "?")]
     expected = trained.start(messages)
     assert load_template(None, FastTokenizer(out)).start(messages) == expected
-    plain = [{"role": each.role, "content": each.text} for each in messages]
+    plain = [{"role": message.role, "content": message.text} for message in messages]
     tokenizer = AutoTokenizer.from_pretrained(out)
     text = tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
     assert tokenizer.encode(text, add_special_tokens=False) == expected
@@ -306,8 +306,8 @@ def test_folder_to_convert_error_names_the_extra(vocabulary: str, tmp_path: Path
     run = run_without_transformers(
         "from agentfly.templates.tokenizer import load_tokenizer\nload_tokenizer(sys.argv[1])", str(tmp_path)
     )
-    for part in ("ConfigError", "no tokenizer.json", "needs transformers", "pip install 'agentfly-rl[train]'"):
-        assert part in run.stderr
+    for words in ("ConfigError", "no tokenizer.json", "needs transformers", "pip install 'agentfly-rl[train]'"):
+        assert words in run.stderr
 
 
 @pytest.mark.integration

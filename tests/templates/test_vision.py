@@ -35,10 +35,10 @@ def render_with_processor(template: Template, messages: list[Message]) -> list[i
     assert template.image_processor is not None
     rows: list[dict[str, Any]] = []
     for message in messages:
-        parts = [message.content] if isinstance(message.content, str) else message.content
+        blocks = [message.content] if isinstance(message.content, str) else message.content
         content = [
-            {"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "image": open_image(part)}
-            for part in parts
+            {"type": "text", "text": block} if isinstance(block, str) else {"type": "image", "image": open_image(block)}
+            for block in blocks
         ]
         rows.append({"role": message.role, "content": content})
     out = template.image_processor._processor.apply_chat_template(
@@ -53,10 +53,10 @@ def test_extended_prompts_equal_the_processor_on_the_whole_conversation(folder: 
     draw = random.Random(0)
 
     def write(role: Any, images: int) -> Message:
-        parts: list[str | Image] = []
+        blocks: list[str | Image] = []
         for _ in range(images):
-            parts += [draw.choice(["look ", "\n", "x"]), picture(*draw.choice(SIZES), seed=draw.randrange(1000))]
-        return Message(role, (*parts, draw.choice(["what?", "\n\nand?", " end"])))
+            blocks += [draw.choice(["look ", "\n", "x"]), picture(*draw.choice(SIZES), seed=draw.randrange(1000))]
+        return Message(role, (*blocks, draw.choice(["what?", "\n\nand?", " end"])))
 
     for _ in range(12):
         messages = [write("user", draw.randint(1, 3))]
@@ -112,11 +112,11 @@ def test_collapsed_prompt_has_one_placeholder_per_image(folder: Path) -> None:
     segment = transcript.segment
     collapsed = template.image_processor.collapse(segment.prompt, segment.image_positions, segment.images)
     assert collapsed.count(template.image_processor.token_id) == 3
-    shown = iter(images)
+    pictures = iter(images)
     again: list[int] = []
     for token in collapsed:
         is_image = token == template.image_processor.token_id
-        again += template.image_processor.encode(next(shown)).ids if is_image else [token]
+        again += template.image_processor.encode(next(pictures)).ids if is_image else [token]
     assert again == segment.prompt.tolist()
     forged = [*segment.prompt, template.image_processor.token_id]
     with pytest.raises(DataError, match="sampled an image placeholder"):

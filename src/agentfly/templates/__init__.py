@@ -59,7 +59,7 @@ def load_template(
     try:
         history_mode = History(history)
     except ValueError:
-        choices = " or ".join(repr(each.value) for each in History)
+        choices = " or ".join(repr(mode.value) for mode in History)
         raise ConfigError(f"history is {history!r}; it may be {choices}") from None
     variables = dict(variables or {})
     if now := variables.pop("now", None):
@@ -126,12 +126,12 @@ def _candidates(
     if family is not None and family.format is not None:
         yield family, family.format.jinja()
         return
-    own = tokenizer.chat_template
-    if isinstance(own, Mapping):
+    template = tokenizer.chat_template
+    if isinstance(template, Mapping):
         preferred = ("tool_use", "default") if with_tools else ("default",)
-        sources = [own[key] for key in preferred if key in own] or list(own.values())[:1]
+        sources = [template[key] for key in preferred if key in template] or list(template.values())[:1]
     else:
-        sources = [own] if isinstance(own, str) else list(own or ())
+        sources = [template] if isinstance(template, str) else list(template or ())
     if not sources:
         raise ConfigError(f"this tokenizer has no chat template. {_suggest(tokens)}")
     for source in sources:
@@ -146,10 +146,10 @@ def _families_by_alias() -> dict[str, Family]:
 
 
 def _find_family(name: str, tokens: set[str]) -> Family:
-    known = _families_by_alias()
-    family = known.get(name.lower())
+    families = _families_by_alias()
+    family = families.get(name.lower())
     if family is None:
-        close = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
+        close = difflib.get_close_matches(name.lower(), families, n=3, cutoff=0.5)
         suggestion = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
         raise ConfigError(
             f"there is no template {name!r}; {suggestion}There are {', '.join(names())}; None follows the tokenizer"

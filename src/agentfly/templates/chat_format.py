@@ -111,15 +111,17 @@ class ChatFormat:
         text: str = getattr(self, field)
         if not text and field not in ("user", "assistant", "tool_group", "tool_line"):
             return
-        found = _PLACEHOLDER.findall(text)
-        known = (*needed, *_OPTIONAL.get(field, ()))
-        if missing := [name for name in needed if found.count(name) != 1]:
-            self._refuse(field, f"must hold {{{missing[0]}}} once, and has it {found.count(missing[0])} times")
-        if unknown := [name for name in found if name not in known]:
-            self._refuse(field, f"knows no {{{unknown[0]}}}; it may hold {', '.join(f'{{{name}}}' for name in known)}")
+        names = _PLACEHOLDER.findall(text)
+        allowed = (*needed, *_OPTIONAL.get(field, ()))
+        if missing := [name for name in needed if names.count(name) != 1]:
+            self._refuse(field, f"must hold {{{missing[0]}}} once, and has it {names.count(missing[0])} times")
+        if unknown := [name for name in names if name not in allowed]:
+            self._refuse(
+                field, f"knows no {{{unknown[0]}}}; it may hold {', '.join(f'{{{name}}}' for name in allowed)}"
+            )
 
-    def _refuse(self, field: str, why: str) -> None:
-        raise ConfigError(f"chat format {self.name!r}: {field} {why}")
+    def _refuse(self, field: str, problem: str) -> None:
+        raise ConfigError(f"chat format {self.name!r}: {field} {problem}")
 
     def jinja(self) -> str:
         """Compile the format to a Jinja chat template."""
@@ -130,7 +132,7 @@ class ChatFormat:
         later_system = "" if self.system_in_user else self.system
         call = {"name": "call.function.name", "arguments": "call.function.arguments | tojson", "id": "call.id"}
         answer = {"content": "text_of(message.content, 'tool')", "name": "message.name", "id": "message.tool_call_id"}
-        parts = {
+        texts = {
             "begin": _jinja_output(self.begin),
             "trim": json.dumps(self.trim),
             "image": self._output("place for a picture", self.image),
@@ -152,7 +154,7 @@ class ChatFormat:
             "opening": _jinja_output(self.opening),
         }
         skeleton = (resources.files(__package__) / "chat_format.jinja").read_text(encoding="utf-8")
-        return re.sub(r"<<(\w+)>>", lambda part: parts[part[1]], skeleton).strip()
+        return re.sub(r"<<(\w+)>>", lambda placeholder: texts[placeholder[1]], skeleton).strip()
 
     def _output(self, what: str, text: str, **values: str) -> str:
         """Jinja that outputs the text; without a text, one that raises an error that says what the format lacks."""

@@ -138,20 +138,20 @@ _CONVERSATIONS = (
 def _check_start(template: Template, tokenizer: ChatTokenizer) -> CheckResult:
     """Compare with the tokenizer's own template on conversations that it can render."""
     try:
-        own = load_template(None, tokenizer, tools=template.tools)
+        tokenizer_template = load_template(None, tokenizer, tools=template.tools)
     except (ConfigError, TemplateError) as error:
         return CheckResult("start", CheckMark.NOTE, f"not compared with the tokenizer's own template: {error}")
     same = compared = 0
     for messages in _CONVERSATIONS:
         try:
-            text = own.render(messages)
+            text = tokenizer_template.render(messages)
         except TemplateError:
             continue
         compared += 1
         same += tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids == template.start(messages)
     if same == compared:
         return CheckResult("start", CheckMark.GOOD, f"equals the tokenizer's own template on {compared} conversations")
-    mark = CheckMark.BAD if template.source == own.source else CheckMark.NOTE
+    mark = CheckMark.BAD if template.source == tokenizer_template.source else CheckMark.NOTE
     return CheckResult(
         "start", mark, f"differs from the tokenizer's own on {compared - same} of {compared} conversations"
     )

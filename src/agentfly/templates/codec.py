@@ -80,11 +80,11 @@ class Codec:
         at = 0
         for match in self._pattern.finditer(text):
             token = self.control[match[0]]
-            before = text[at : match.start()]
+            plain_text = text[at : match.start()]
             if token in self._strips_left:
-                before = before.rstrip()
-            if before:
-                yield before
+                plain_text = plain_text.rstrip()
+            if plain_text:
+                yield plain_text
             yield token
             at = match.end()
             if token in self._strips_right:
@@ -102,10 +102,10 @@ class Codec:
             guard = unused_character([text])
             text = self.cut(text, guard)
         out: list[int] = []
-        for part in filter(None, text.split(guard)):
-            ids = self._plain.encode(part, add_special_tokens=False).ids
+        for piece in filter(None, text.split(guard)):
+            ids = self._plain.encode(piece, add_special_tokens=False).ids
             if not self._control_ids.isdisjoint(ids):
-                ids = [i for character in part for i in self._plain.encode(character, add_special_tokens=False).ids]
+                ids = [i for character in piece for i in self._plain.encode(character, add_special_tokens=False).ids]
             out += ids
         return out
 
@@ -140,8 +140,8 @@ def _remove_control_tokens(tokenizer: ChatTokenizer, control: frozenset[int]) ->
         spec = json.loads(whole.to_str())
         # The id of a token outside the model's vocabulary is its position in the list. Removing one would shift the
         # ids of those after it, so it stays under a name that no text contains.
-        known = whole.get_vocab_size(with_added_tokens=False)
-        spec["added_tokens"] = [t for t in spec["added_tokens"] if t["id"] not in control or t["id"] >= known]
+        vocab_size = whole.get_vocab_size(with_added_tokens=False)
+        spec["added_tokens"] = [t for t in spec["added_tokens"] if t["id"] not in control or t["id"] >= vocab_size]
         for token in spec["added_tokens"]:
             if token["id"] in control:
                 token["content"] = f"\U0010fffe{token['id']}\U0010fffe"

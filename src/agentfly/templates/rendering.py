@@ -106,11 +106,11 @@ class Renderer:
             reason = str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
             raise TemplateError(f"template {self.name!r} cannot render the roles {roles}: {reason}") from error
 
-    def call_id(self, given: str) -> str:
+    def call_id(self, call_id: str) -> str:
         """A call id as the template accepts it: some (Mistral) accept only nine letters or digits."""
-        if not self._needs_short_ids or re.fullmatch(r"[A-Za-z0-9]{9}", given):
-            return given
-        return hashlib.sha256(given.encode("utf-8", "surrogatepass")).hexdigest()[:9]
+        if not self._needs_short_ids or re.fullmatch(r"[A-Za-z0-9]{9}", call_id):
+            return call_id
+        return hashlib.sha256(call_id.encode("utf-8", "surrogatepass")).hexdigest()[:9]
 
     @property
     def shows_tools(self) -> bool:
@@ -146,7 +146,7 @@ class Renderer:
                 raise TemplateError(
                     f"template {self.name!r} has no place for an image, and no image placeholder is known for it"
                 )
-            out["content"] = "".join(part if isinstance(part, str) else self.image for part in message.content)
+            out["content"] = "".join(block if isinstance(block, str) else self.image for block in message.content)
         return out
 
     # ── the message format that the template expects, found by rendering probes ──
@@ -293,8 +293,8 @@ def learn_form(render: RenderSlots, messages: int, codec: Codec) -> Form | None:
     call_ids = slots[messages:]
     try:
         close, text = render(contents, call_ids)
-        parts = _SLOT.split(text)
-        pieces = tuple(int(part) if i % 2 else part for i, part in enumerate(parts) if i % 2 or part)
+        # `split` puts the number of every slot between the texts: texts have even indices, slots odd ones.
+        pieces = tuple(int(piece) if i % 2 else piece for i, piece in enumerate(_SLOT.split(text)) if i % 2 or piece)
         if [piece for piece in pieces if isinstance(piece, int) and piece < messages] != list(range(messages)):
             return None
         for trim in (False, True):
@@ -318,18 +318,18 @@ def _encode_runs(pieces: Sequence[str | int], codec: Codec) -> Iterator[tuple[tu
     fixed: list[int] = []
     run: list[str | int] = []
     for piece in pieces:
-        for part in [piece] if isinstance(piece, int) else codec.pieces(piece):
-            if isinstance(piece, str) and isinstance(part, int):  # a control token: no merge crosses it
-                if any(isinstance(each, int) for each in run):
+        for item in [piece] if isinstance(piece, int) else codec.pieces(piece):
+            if isinstance(piece, str) and isinstance(item, int):  # a control token: no merge crosses it
+                if any(isinstance(value, int) for value in run):
                     yield tuple(fixed), tuple(run)
                     fixed.clear()
                 else:
                     fixed += codec.plain(_fill(run, ()))
                 run.clear()
-                fixed.append(part)
+                fixed.append(item)
             else:
-                run.append(part)
-    if any(isinstance(each, int) for each in run):
+                run.append(item)
+    if any(isinstance(value, int) for value in run):
         yield tuple(fixed), tuple(run)
     else:
         yield (*fixed, *codec.plain(_fill(run, ()))), ()

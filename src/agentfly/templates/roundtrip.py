@@ -78,9 +78,9 @@ def choose_parser(template: Template, preferred: str, *, only: bool = False, tru
             return name, ""
     return preferred, next(
         f"{f'its parser {preferred!r} does not parse' if only else 'no parser parses'} {probe}. "
-        f"The template writes {text[:160]!r}; as {preferred!r}: {wrong}"
+        f"The template writes {text[:160]!r}; as {preferred!r}: {mismatch}"
         for probe, text in turns
-        if (wrong := _mismatch(PARSERS[preferred], probe, text))
+        if (mismatch := _mismatch(PARSERS[preferred], probe, text))
     )
 
 
@@ -93,15 +93,15 @@ def find_reply_prefix(template: Template) -> str:
         text, _ = render_turn(template, Message("assistant", _TEXT))
     except TemplateError:
         return ""
-    prefix, mark, rest = template.parser(text).message.text.partition(_TEXT)
-    return prefix.lstrip() if mark and not rest.strip() else ""
+    prefix, mark, suffix = template.parser(text).message.text.partition(_TEXT)
+    return prefix.lstrip() if mark and not suffix.strip() else ""
 
 
 def _render_probes(template: Template) -> Iterator[tuple[str, str]]:
     """Yield the probes that this template can render, with the text of the turn as a model would sample it."""
     for probe, turn in _PROBES.items():
         try:
-            text, rest = render_turn(template, turn)
+            text, suffix = render_turn(template, turn)
         except TemplateError:
             if probe == _FIRST_PROBE:
                 raise
@@ -110,16 +110,18 @@ def _render_probes(template: Template) -> Iterator[tuple[str, str]]:
         if all(str(call.arguments["q"]) in text for call in turn.tool_calls):
             yield probe, text
         elif probe == _FIRST_PROBE:
-            if _MARK in rest:
-                raise TemplateError(f"a stop token comes before the call: the template writes {(text + rest)[:160]!r}")
-            raise _CallsDropped(f"it writes turns without their calls: a turn with a call is {(text + rest)[:160]!r}")
+            if _MARK in suffix:
+                raise TemplateError(
+                    f"a stop token comes before the call: the template writes {(text + suffix)[:160]!r}"
+                )
+            raise _CallsDropped(f"it writes turns without their calls: a turn with a call is {(text + suffix)[:160]!r}")
 
 
 def render_turn(template: Template, turn: Message) -> tuple[str, str]:
     """Return the text of a turn as a model would sample it, up to the first stop token, and what comes after it."""
-    asked = [Message("user", "u")]
-    prompt = template.render(asked)
-    whole = template.render([*asked, turn], open_turn=False)
+    question = [Message("user", "u")]
+    prompt = template.render(question)
+    whole = template.render([*question, turn], open_turn=False)
     start = next(
         (i for i, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b), min(len(prompt), len(whole))
     )
@@ -145,9 +147,9 @@ def _mismatch(parser: TurnParser, probe: str, text: str) -> str:
         return problem[:120]
     if len(reply.calls) != len(turn.tool_calls):
         return f"it finds {len(reply.calls)} calls, not {len(turn.tool_calls)}"
-    for found, written in zip(reply.calls, turn.tool_calls, strict=True):
-        if found.name != written.name or not _equal(found.arguments, written.arguments):
-            return f"it finds {found.name}({json.dumps(dict(found.arguments), ensure_ascii=False)[:120]})"
+    for parsed, written in zip(reply.calls, turn.tool_calls, strict=True):
+        if parsed.name != written.name or not _equal(parsed.arguments, written.arguments):
+            return f"it finds {parsed.name}({json.dumps(dict(parsed.arguments), ensure_ascii=False)[:120]})"
     content = reply.message.text.strip()
     if content != (turn.text if _TEXT in content else ""):
         return f"it takes {content[:80]!r} for text"
@@ -156,12 +158,12 @@ def _mismatch(parser: TurnParser, probe: str, text: str) -> str:
     return ""
 
 
-def _equal(found: object, written: object) -> bool:
+def _equal(parsed: object, written: object) -> bool:
     """Whether the values are equal; formats without types return numbers and objects as text."""
-    if isinstance(written, Mapping) and isinstance(found, Mapping):
-        return found.keys() == written.keys() and all(_equal(found[key], written[key]) for key in written)
-    if isinstance(written, list) and isinstance(found, Sequence) and not isinstance(found, str):
-        return len(found) == len(written) and all(map(_equal, found, written))
-    if isinstance(found, str) and not isinstance(written, str):
-        return found == str(written) or parse_json(found)[0] == written
-    return found == written
+    if isinstance(written, Mapping) and isinstance(parsed, Mapping):
+        return parsed.keys() == written.keys() and all(_equal(parsed[key], written[key]) for key in written)
+    if isinstance(written, list) and isinstance(parsed, Sequence) and not isinstance(parsed, str):
+        return len(parsed) == len(written) and all(map(_equal, parsed, written))
+    if isinstance(parsed, str) and not isinstance(written, str):
+        return parsed == str(written) or parse_json(parsed)[0] == written
+    return parsed == written

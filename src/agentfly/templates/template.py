@@ -106,8 +106,10 @@ class Template:
         self.source = source
         self.history = history
         self.tools = tuple(tools)
-        given = {**special_tokens(tokenizer), **(variables or {})}
-        self._renderer = Renderer(source, name=self.name, tools=tools, variables=given, today=today, image=image)
+        all_variables = {**special_tokens(tokenizer), **(variables or {})}
+        self._renderer = Renderer(
+            source, name=self.name, tools=tools, variables=all_variables, today=today, image=image
+        )
         self.reads = self._renderer.reads
         """Names of the variables that the template reads."""
         self.shows_tools = self._renderer.shows_tools
@@ -163,7 +165,7 @@ class Template:
 
     def start(self, messages: Sequence[Message | Mapping[str, Any]]) -> list[int]:
         """Encode a whole conversation, up to and including the generation prompt. Messages may be OpenAI dicts."""
-        conversation = [Message.of(each) for each in messages]
+        conversation = [Message.of(message) for message in messages]
         encoded = self._encode_by_form(conversation, self._render_whole, self.codec.plain_cached)
         return (encoded or self._render_and_encode(conversation, self._render_whole))[1]
 
@@ -209,9 +211,9 @@ class Template:
         start = end = 0  # ids[start:end] is the decoding context of the tokens that follow
         opening = self._thinking_opening(prompt)
 
-        def extend(more: Sequence[int]) -> str:
+        def extend(new_ids: Sequence[int]) -> str:
             nonlocal decoded, start, end
-            ids.extend(token for token in more if token not in self.stop_ids)
+            ids.extend(token for token in new_ids if token not in self.stop_ids)
             context = self.codec.decode(ids[start:end])
             text = self.codec.decode(ids[start:])
             if not text.endswith("\ufffd") or len(ids) - end > _MAX_PENDING_TOKENS:
@@ -232,18 +234,18 @@ class Template:
 
     def write(self, reply: Message) -> list[int]:
         """Encode a reply as the model would sample it, with the token that ends the turn; the inverse of `parse`."""
-        asked = [Message("user", "u")]
-        prompt = self.render(asked)
-        whole = self.render([*asked, reply], open_turn=False)
+        question = [Message("user", "u")]
+        prompt = self.render(question)
+        whole = self.render([*question, reply], open_turn=False)
         if not whole.startswith(prompt):
             raise TemplateError(
                 f"template {self.name!r} opens a turn with {prompt[-24:]!r}, but renders a given reply with another "
                 "beginning: it cannot write an assistant turn"
             )
         text = self.cut_after_close(whole[len(prompt) :])
-        for part in (reply.thinking, reply.text):
-            if "".join(part.split()) not in "".join(text.split()):
-                raise TemplateError(f"template {self.name!r} does not write all of a reply: {part!r:.80} is lost")
+        for passage in (reply.thinking, reply.text):
+            if "".join(passage.split()) not in "".join(text.split()):
+                raise TemplateError(f"template {self.name!r} does not write all of a reply: {passage!r:.80} is lost")
         written = len(self.parse_text(self.thinking_opening(prompt) + text).calls) if reply.tool_calls else 0
         if written != len(reply.tool_calls):
             raise TemplateError(
@@ -253,7 +255,7 @@ class Template:
         ids = self.codec.encode(text)
         if not ids or ids[-1] not in self.stop_ids:  # the turn ends with the token that opens the next (GLM)
             answers = [Message("tool", "x", name=call.name, tool_call_id=call.id) for call in reply.tool_calls]
-            ids.append(self.follow(answers or asked).close)
+            ids.append(self.follow(answers or question).close)
         if not self.stop_ids.isdisjoint(ids[:-1]):
             raise ConfigError(f"a reply holds a token that ends turns before its end: {reply.text!r:.120}")
         return ids
@@ -294,7 +296,9 @@ class Template:
                 if isinstance(content, str):
                     content = self.codec.cut(content, guard)
                 else:
-                    content = tuple(self.codec.cut(part, guard) if isinstance(part, str) else part for part in content)
+                    content = tuple(
+                        self.codec.cut(block, guard) if isinstance(block, str) else block for block in content
+                    )
                 name = self.codec.cut(message.name, guard)
                 call_id = self.codec.cut(message.tool_call_id, guard)
                 message = Message(message.role, content, name=name, tool_call_id=call_id)
@@ -304,10 +308,12 @@ class Template:
         if self.image_processor is None or not images:
             return close, self.codec.encode(text, guard)
         ids = self.codec.encode(self.image_processor.expand(text, images), guard)
-        wanted = sum(self.image_processor.encode(image).num_tokens for image in images)
-        if ids.count(self.image_processor.token_id) != wanted:
-            found = ids.count(self.image_processor.token_id)
-            raise TemplateError(f"template {self.name!r}: {wanted} image tokens are needed, but {found} were encoded")
+        expected = sum(self.image_processor.encode(image).num_tokens for image in images)
+        encoded = ids.count(self.image_processor.token_id)
+        if encoded != expected:
+            raise TemplateError(
+                f"template {self.name!r}: {expected} image tokens are needed, but {encoded} were encoded"
+            )
         return close, ids
 
     def _render_whole(self, messages: Sequence[Message], guard: str) -> tuple[int, str]:

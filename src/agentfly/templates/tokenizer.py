@@ -86,7 +86,7 @@ def load_tokenizer(name: str, revision: str | None = None) -> ChatTokenizer:
             folder = download_files(name, revision)
         if (folder / "tokenizer.json").is_file():
             return FastTokenizer(folder)
-        if is_local and not any(found for pattern in _VOCABULARIES for found in folder.glob(pattern)):
+        if is_local and not any(file for pattern in _VOCABULARIES for file in folder.glob(pattern)):
             raise OSError(f"{folder} has no tokenizer.json")
         return _convert(name, revision)
     except (OSError, ValueError) as error:
@@ -146,8 +146,8 @@ def save_tokenizer(tokenizer: ChatTokenizer, folder: Path, chat_template: str | 
     wherever its folder is loaded; None keeps the tokenizer's own.
     """
     tokenizer.save_pretrained(folder)
-    own = tokenizer.chat_template
-    if chat_template is None or chat_template in (own.values() if isinstance(own, dict) else (own,)):
+    templates = tokenizer.chat_template
+    if chat_template is None or chat_template in (templates.values() if isinstance(templates, dict) else (templates,)):
         return
     # This package and transformers 5 read files first, other programs the entry in `tokenizer_config.json`.
     shutil.rmtree(folder / "additional_chat_templates", ignore_errors=True)
@@ -209,12 +209,12 @@ def _read_chat_template(folder: Path, config: dict[str, Any]) -> str | dict[str,
     if (default := folder / "chat_template.jinja").is_file():
         files["default"] = default
     templates = {name: file.read_text(encoding="utf-8") for name, file in files.items()}
-    own = config.get("chat_template")
-    if isinstance(own, list):
-        own = {each["name"]: each["template"] for each in own}
-    if own is None:  # processors of vision models keep theirs here
-        own = _read_json(folder / "chat_template.json").get("chat_template")
-    return templates["default"] if templates.keys() == {"default"} else templates or own
+    entry = config.get("chat_template")
+    if isinstance(entry, list):
+        entry = {template["name"]: template["template"] for template in entry}
+    if entry is None:  # processors of vision models keep theirs here
+        entry = _read_json(folder / "chat_template.json").get("chat_template")
+    return templates["default"] if templates.keys() == {"default"} else templates or entry
 
 
 def _add_special_tokens(
@@ -224,7 +224,7 @@ def _add_special_tokens(
 
     class_tokens: named tokens that the tokenizer's class declares.
     """
-    known = tokenizer.get_added_tokens_decoder()
+    added_tokens = tokenizer.get_added_tokens_decoder()
     named = {**class_tokens, **{key: config[key] for key in _NAMES if key in config}}
     extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
     # Such as `image_token`: passed to chat templates like the standard names.
@@ -240,18 +240,18 @@ def _add_special_tokens(
         special = {_content(token) for token in (*named.values(), *extra)}
         added = _read_json(folder / "added_tokens.json")
         declared = {i: AddedToken(t, normalized=t not in special, special=t in special) for t, i in added.items()}
-        declared |= known
+        declared |= added_tokens
     if isinstance(extra, dict):
         named |= extra
         extra = []
     named = {key: value for key, value in named.items() if value is not None}
     names = {_content(value) for value in named.values()}
 
-    present = {token.content for token in known.values()}
+    present = {token.content for token in added_tokens.values()}
     missing: list[AddedToken] = []
     for index, token in sorted(declared.items()):
         is_named = token.content in names
-        if repr(token) != repr(known.get(index)) or (is_named and not token.special):
+        if repr(token) != repr(added_tokens.get(index)) or (is_named and not token.special):
             token.special = token.special or is_named
             missing.append(token)
             present.add(token.content)

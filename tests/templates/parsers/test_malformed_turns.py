@@ -374,8 +374,8 @@ def test_a_problem_outside_every_call_belongs_to_the_reply(
 ) -> None:
     reply = PARSERS[parser](text)
     assert (reply.message.content, reply.message.thinking, reply.calls) == (content, thinking, ())
-    (said,) = reply.problems
-    assert problem in said
+    (reported,) = reply.problems
+    assert problem in reported
 
 
 OPENINGS = {

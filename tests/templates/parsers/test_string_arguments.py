@@ -38,7 +38,7 @@ class Format:
     """Text that ends a call in this format, which has no escapes."""
 
 
-def own(tokenizer: str) -> Callable[[], str]:
+def read_template(tokenizer: str) -> Callable[[], str]:
     return lambda: str(load_family(tokenizer).chat_template)
 
 
@@ -56,10 +56,10 @@ FORMATS = {
     "chatml": Format(FORMATS["chatml"].jinja, "hermes", _IM_END),
     "llama-3": Format(FORMATS["llama-3"].jinja, "llama-json", ("<|eot_id|>",)),
     "gemma": Format(FORMATS["gemma"].jinja, "gemma", ("<end_of_turn>",)),
-    "qwen2_5": Format(own("qwen2_5"), "hermes", _IM_END),
+    "qwen2_5": Format(read_template("qwen2_5"), "hermes", _IM_END),
     "qwen3": Format(from_trl("qwen3"), "hermes", _IM_END),
-    "llama3_2": Format(own("llama3_2"), "llama-json", ("<|eot_id|>",)),
-    "mistral_nemo": Format(own("mistral_nemo"), "mistral", ("</s>",), other=("[TOOL_CALLS]",)),
+    "llama3_2": Format(read_template("llama3_2"), "llama-json", ("<|eot_id|>",)),
+    "mistral_nemo": Format(read_template("mistral_nemo"), "mistral", ("</s>",), other=("[TOOL_CALLS]",)),
     "gptoss": Format(
         from_trl("gptoss"), "harmony", ("<|return|>", "<|call|>", "<|end|>"), ("<|return|>", "<|call|>"), _HARMONY
     ),
@@ -72,10 +72,17 @@ FORMATS = {
 
 @cache
 def _template(name: str) -> Template:
-    each, tokenizer = FORMATS[name], ByteTokenizer()
-    tokenizer.backend_tokenizer.add_special_tokens([*each.close, *each.other])
-    tokenizer.special_tokens_map["eos_token"] = each.close[0]
-    return Template(tokenizer, each.source(), close=each.close, stop=each.stop, parser=PARSERS[each.parser], name=name)
+    chat_format, tokenizer = FORMATS[name], ByteTokenizer()
+    tokenizer.backend_tokenizer.add_special_tokens([*chat_format.close, *chat_format.other])
+    tokenizer.special_tokens_map["eos_token"] = chat_format.close[0]
+    return Template(
+        tokenizer,
+        chat_format.source(),
+        close=chat_format.close,
+        stop=chat_format.stop,
+        parser=PARSERS[chat_format.parser],
+        name=name,
+    )
 
 
 @tool
@@ -128,9 +135,9 @@ def test_string_argument_round_trip(name: str, text: str) -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_arguments_of_other_types_round_trip(name: str) -> None:
-    given: dict[str, Any] = {"path": "a", "content": "[1]", "mode": [6, 4], "append": True, "size": 1.5}
+    arguments: dict[str, Any] = {"path": "a", "content": "[1]", "mode": [6, 4], "append": True, "size": 1.5}
     template = _template(name)
     [call] = template.parse(
-        template.write(Message("assistant", "", (ToolCall("write_file", given, "call00001"),)))
+        template.write(Message("assistant", "", (ToolCall("write_file", arguments, "call00001"),)))
     ).calls
-    assert write_file.arguments.check(call.arguments) == given
+    assert write_file.arguments.check(call.arguments) == arguments

@@ -44,9 +44,9 @@ def parse_json(text: str, at: int = 0) -> tuple[object, int, str]:
     try:
         value, end = _DECODER.raw_decode(text, at)
     except json.JSONDecodeError as error:
-        place = f"near {text[error.pos : error.pos + 16]!r}" if error.pos < len(text) else "at the end"
+        location = f"near {text[error.pos : error.pos + 16]!r}" if error.pos < len(text) else "at the end"
         reason = error.msg.removesuffix(" at")  # "Unterminated string starting at"
-        return None, at, f"{reason} at character {error.pos}, {place}"
+        return None, at, f"{reason} at character {error.pos}, {location}"
     except ValueError as error:
         return None, at, str(error)
     except RecursionError:
@@ -62,8 +62,8 @@ def find_storage_error(value: object) -> str:
     level = [value]
     depth = -1
     while level:
-        parents = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
-        level = [child for parent in parents for child in parent]
+        parents = [parent for parent in level if isinstance(parent, dict | list)]
+        level = [child for parent in parents for child in (parent.values() if isinstance(parent, dict) else parent)]
         depth += 1
     if depth > MAX_DEPTH:
         return f"it is nested more than {MAX_DEPTH} deep"
@@ -102,8 +102,8 @@ def parse_named_call(name: str, arguments: str, id: str = "") -> ToolCall:
     if error:
         return add_problem(ToolCall(name, {}, id, problem), f"its arguments are not JSON: {error}")
     call = _build_call(name, value, id, problem)
-    rest = arguments[end:].strip()
-    return add_problem(call, f"there is more after its arguments: {rest[:40]!r}") if rest else call
+    surplus = arguments[end:].strip()
+    return add_problem(call, f"there is more after its arguments: {surplus[:40]!r}") if surplus else call
 
 
 def _build_call(name: str, arguments: object, id: str, problem: str) -> ToolCall:
@@ -125,25 +125,25 @@ def parse_tagged_call(name: str, inside: str, opening: re.Pattern[str], closing:
     call = ToolCall(name, problem=problem)
     arguments: dict[str, object] = {}
     at = 0
-    while found := opening.match(inside, at):
-        key = found[1].strip()
-        end = inside.find(closing, found.end())
+    while opening_tag := opening.match(inside, at):
+        key = opening_tag[1].strip()
+        end = inside.find(closing, opening_tag.end())
         if end < 0:
             call = add_problem(call, f"its argument {key:.40} is not closed with {closing}")
             return replace(call, arguments=arguments)
         if key in arguments:
             call = add_problem(call, f"its argument {key:.40} is given twice")
-        value = inside[found.end() : end]
+        value = inside[opening_tag.end() : end]
         arguments[key] = value
-        if text and found[2] != text:
+        if text and opening_tag[2] != text:
             parsed, stop, error = parse_json(value)
             if error or value[stop:].strip():
                 call = add_problem(call, f"its argument {key:.40} is not JSON: {error or 'there is more after it'}")
             else:
                 arguments[key] = parsed
         at = end + len(closing)
-    if rest := inside[at:].strip():
-        call = add_problem(call, f"there is text that belongs to no argument: {rest[:40]!r}")
+    if surplus := inside[at:].strip():
+        call = add_problem(call, f"there is text that belongs to no argument: {surplus[:40]!r}")
     return replace(call, arguments=arguments)
 
 
@@ -171,18 +171,18 @@ class JsonCall:
         if not as_list:
             calls = [self.from_value(value)]
         elif isinstance(value, list):
-            calls = [self.from_value(each) for each in value] or [ToolCall("", problem="its list holds no call")]
+            calls = [self.from_value(entry) for entry in value] or [ToolCall("", problem="its list holds no call")]
         else:
             calls = [add_problem(self.from_value(value), "it is not in a list")]
-        if end < len(text) and (rest := text[end:].strip()):
-            calls[-1] = add_problem(calls[-1], f"there is more after its JSON: {rest[:40]!r}")
+        if end < len(text) and (surplus := text[end:].strip()):
+            calls[-1] = add_problem(calls[-1], f"there is more after its JSON: {surplus[:40]!r}")
         return calls
 
     def invalid_json(self, text: str, error: str) -> ToolCall:
         """A call that reports invalid JSON, with the call's name if it can be recovered."""
-        found = _NAME_IN_JSON.match(text)
-        subject = "its arguments are" if found else "it is"
-        return ToolCall(found[1] if found else "", problem=f"{subject} not JSON: {error}")
+        name_match = _NAME_IN_JSON.match(text)
+        subject = "its arguments are" if name_match else "it is"
+        return ToolCall(name_match[1] if name_match else "", problem=f"{subject} not JSON: {error}")
 
     def from_value(self, value: object) -> ToolCall:
         """Build a call from one decoded JSON value."""

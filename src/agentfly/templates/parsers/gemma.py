@@ -95,37 +95,37 @@ class _ValueParser:
         end = self.text.find(mark, self.at)
         if end < 0:
             raise ValueError(f"{mark} is missing after {self.text[self.at : self.at + 40]!r}")
-        found = self.text[self.at : end]
+        text = self.text[self.at : end]
         self.at = end + (len(mark) if skip else 0)
-        return found
+        return text
 
     def _take(self, mark: str) -> bool:
         if space := _SPACE.match(self.text, self.at):
             self.at = space.end()
-        found = self.text.startswith(mark, self.at)
-        self.at += len(mark) if found else 0
-        return found
+        is_next = self.text.startswith(mark, self.at)
+        self.at += len(mark) if is_next else 0
+        return is_next
 
     def _expect(self, mark: str, what: str = "") -> None:
         if not self._take(mark):
-            there = f"{self.text[self.at : self.at + 16]!r} stands there" if self.at < len(self.text) else "it ends"
-            raise ValueError(f"{what or repr(mark)} is missing at character {self.at}, where {there}")
+            position = f"{self.text[self.at : self.at + 16]!r} stands there" if self.at < len(self.text) else "it ends"
+            raise ValueError(f"{what or repr(mark)} is missing at character {self.at}, where {position}")
 
 
 def _parse_gemma_call(body: str, quote: str) -> list[ToolCall]:
-    head, brace, rest = body.partition("{")
+    head, brace, fields = body.partition("{")
     name, problem = parse_name(head.strip().removeprefix("call:"))
     if not problem and not head.strip().startswith("call:"):
         problem = "it does not begin with call:NAME"
     if problem:
         return [ToolCall(name, problem=problem)]
-    parser = _ValueParser(brace + rest, quote)
+    parser = _ValueParser(brace + fields, quote)
     try:
         arguments = parser.parse_object()
     except ValueError as error:
         return [ToolCall(name, problem=f"its arguments cannot be read: {error}")]
-    if after := parser.text[parser.at :].strip():
-        return [ToolCall(name, arguments, problem=f"there is more after its arguments: {after[:40]!r}")]
+    if surplus := parser.text[parser.at :].strip():
+        return [ToolCall(name, arguments, problem=f"there is more after its arguments: {surplus[:40]!r}")]
     return [ToolCall(name, arguments)]
 
 

@@ -43,8 +43,8 @@ def parse_harmony(text: str) -> Reply:
             break
         end = _BOUNDARY.search(body)
         message = body[: end.start()] if end else body
-        found = _HEADER.fullmatch(header)
-        recipient, channel = (found[1] or found[3], found[2]) if found else (None, None)
+        header_match = _HEADER.fullmatch(header)
+        recipient, channel = (header_match[1] or header_match[3], header_match[2]) if header_match else (None, None)
         if recipient and recipient != "assistant":
             call = parse_named_call(recipient.removeprefix("functions."), message)
             calls.append(replace(add_problem(call, f"write {_EXAMPLE}"), raw=message) if call.problem else call)

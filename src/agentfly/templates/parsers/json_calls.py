@@ -40,19 +40,26 @@ def _make_parser(opening: str, closing: str, parse_body: BlockBodyParser, exampl
     return BlockParser(block, stray=re.escape(closing))
 
 
-def _parse_objects(body: str) -> list[ToolCall]:
-    """Parse a list of call objects, or call objects one after another."""
-    if not body.lstrip().startswith("{"):
-        return _JSON.parse_list(body)
+def _parse_sequence(body: str, form: JsonCall, separator: str) -> list[ToolCall]:
+    """Parse call objects one after another, each followed by `separator`, a pattern."""
     calls: list[ToolCall] = []
     at = 0
-    end = len(body.rstrip())
-    while at < end:
+    while not calls or at < len(body):
         value, at, error = parse_json(body, at)
         if error:
-            return [*calls, _JSON.invalid_json(body[at:], error)]
-        calls.append(_JSON.from_value(value))
+            return [*calls, form.invalid_json(body[at:], error)]
+        calls.append(form.from_value(value))
+        end = re.compile(separator).match(body, at)
+        if end is None:
+            calls[-1] = add_problem(calls[-1], f"there is more after its JSON: {body[at : at + 40]!r}")
+            break
+        at = end.end()
     return calls
+
+
+def _parse_objects(body: str) -> list[ToolCall]:
+    """Parse a list of call objects, or call objects one after another."""
+    return _parse_sequence(body, _JSON, r"\s*+") if body.lstrip().startswith("{") else _JSON.parse_list(body)
 
 
 parse_hermes = _make_parser("<tool_call>", "</tool_call>", _JSON.parse, _OBJECT)
@@ -82,7 +89,7 @@ _APERTUS_END = "<|tools_suffix|>"
 
 
 def _parse_apertus_list(body: str) -> list[ToolCall]:
-    body, _, after = body.partition(_APERTUS_END)
+    body, _, suffix = body.partition(_APERTUS_END)
     values, end, error = parse_json(body)
     if error:
         return [ToolCall("", problem=f"it is not JSON: {error}")]
@@ -99,8 +106,8 @@ def _parse_apertus_list(body: str) -> list[ToolCall]:
             calls.append(ToolCall(name, problem=problem))
         else:
             calls.append(ToolCall(name, arguments))
-    if rest := (body[end:] + after).strip():
-        calls[-1] = add_problem(calls[-1], f"there is more after its list: {rest[:40]!r}")
+    if surplus := (body[end:] + suffix).strip():
+        calls[-1] = add_problem(calls[-1], f"there is more after its list: {surplus[:40]!r}")
     return calls
 
 
@@ -127,26 +134,12 @@ parse_command_r = BlockParser(
 LLAMA_EXAMPLE = '{"name": "…", "parameters": {…}}'
 LLAMA_OBJECT = r'^[ \t]*(?=\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:)'
 """An object at the start of a line whose first key is the name. Other JSON is content."""
-_LLAMA_SEPARATOR = re.compile(r"\s*(?:;|\Z)")
 _LLAMA = JsonCall(arguments=("parameters", "arguments"))
 
 
 def _parse_llama_objects(body: str) -> list[ToolCall]:
     """Parse call objects separated by `;`."""
-    calls: list[ToolCall] = []
-    body = body.rstrip().removesuffix(";")
-    at = 0
-    while not calls or at < len(body):
-        value, at, error = parse_json(body, at)
-        if error:
-            return [*calls, _LLAMA.invalid_json(body[at:], error)]
-        calls.append(_LLAMA.from_value(value))
-        separator = _LLAMA_SEPARATOR.match(body, at)
-        if separator is None:
-            calls[-1] = add_problem(calls[-1], f"there is more after its JSON: {body[at : at + 40]!r}")
-            break
-        at = separator.end()
-    return calls
+    return _parse_sequence(body.rstrip().removesuffix(";"), _LLAMA, r"\s*(?:;|\Z)")
 
 
 def parse_llama_if_call(body: str) -> list[ToolCall] | None:
@@ -161,23 +154,14 @@ parse_llama_json = BlockParser(
 )
 
 _LLAMA4_END = "<|python_end|>"
-_LLAMA4_SEPARATOR = re.compile(r"[;\s]*+")
 
 
 def _parse_llama4_objects(body: str) -> list[ToolCall] | None:
     """Parse call objects one after another, separated by nothing or by `;`."""
+    if '"parameters"' not in body and '"arguments"' not in body:
+        return None
     body = body.rstrip().removesuffix(_LLAMA4_END).rstrip().removesuffix(";")
-    calls: list[ToolCall] = []
-    at = 0
-    while at < len(body):
-        value, at, error = parse_json(body, at)
-        if error:
-            calls.append(_LLAMA.invalid_json(body[at:], error))
-            break
-        calls.append(_LLAMA.from_value(value))
-        if space := _LLAMA4_SEPARATOR.match(body, at):
-            at = space.end()
-    return calls if '"parameters"' in body or '"arguments"' in body else None
+    return _parse_sequence(body, _LLAMA, r"[;\s]*+")
 
 
 parse_llama4 = BlockParser(
@@ -232,12 +216,12 @@ _DEEPSEEK_END = "<｜tool▁call▁end｜>"
 
 
 def _parse_deepseek_call(body: str) -> list[ToolCall]:
-    head, separator, rest = body.partition(_DEEPSEEK_SEPARATOR)
+    head, separator, call_text = body.partition(_DEEPSEEK_SEPARATOR)
     if not separator:
         return [ToolCall(parse_name(head)[0], problem=f"it has no {_DEEPSEEK_SEPARATOR}")]
-    name, fence, arguments = rest.partition("```json")
+    name, fence, arguments = call_text.partition("```json")
     if not fence or "{" in name:
-        return [parse_named_call(head, rest)]
+        return [parse_named_call(head, call_text)]
     call = parse_named_call(name, arguments.rstrip().removesuffix("```"))
     if head.strip() != "function":
         call = add_problem(call, f"before {_DEEPSEEK_SEPARATOR} stands {head.strip()[:40]!r}, not 'function'")
@@ -298,18 +282,18 @@ _RECIPIENT = re.compile(r"(?:\A(?:>>>)?|>>>)([\w.-]{1,128}+)\n")
 
 def parse_functionary_v32(text: str) -> Reply:
     """Parse the parts of one turn, each with its recipient. The prompt ends with the first `>>>`."""
-    parts = list(_RECIPIENT.finditer(text))
-    if not parts or parts[0].start() > 0:
+    recipients = list(_RECIPIENT.finditer(text))
+    if not recipients or recipients[0].start() > 0:
         return parse_plain(text)
     content: list[str] = []
     calls: list[ToolCall] = []
-    ends = [part.start() for part in parts[1:]] + [len(text)]
-    for part, end in zip(parts, ends, strict=True):
-        body = text[part.end() : end]
-        if part[1] == "all":
+    ends = [recipient.start() for recipient in recipients[1:]] + [len(text)]
+    for recipient, end in zip(recipients, ends, strict=True):
+        body = text[recipient.end() : end]
+        if recipient[1] == "all":
             content.append(body)
             continue
-        call = parse_named_call(part[1], body)
+        call = parse_named_call(recipient[1], body)
         if call.problem:
             example = "write NAME, a line break, and the arguments as a JSON object"
             call = replace(add_problem(call, example), raw=body)

@@ -53,21 +53,21 @@ def parse_python_calls(body: str, constants: Mapping[str, object] = _NO_CONSTANT
 
 
 def _invalid_python(body: str, error: str) -> ToolCall:
-    found = _NAME.match(body)
-    return ToolCall(found[1] if found else "", problem=f"it is not Python: {error}")
+    name_match = _NAME.match(body)
+    return ToolCall(name_match[1] if name_match else "", problem=f"it is not Python: {error}")
 
 
 def _convert_call(node: ast.AST, constants: Mapping[str, object]) -> ToolCall:
     if not isinstance(node, ast.Call):
         return ToolCall("", problem="it is not a function call")
-    parts: list[str] = []
+    attributes: list[str] = []
     function = node.func
     while isinstance(function, ast.Attribute):
-        parts.append(function.attr)
+        attributes.append(function.attr)
         function = function.value
     if not isinstance(function, ast.Name):
         return ToolCall("", problem="it has no readable name")
-    name = ".".join([function.id, *reversed(parts)])
+    name = ".".join([function.id, *reversed(attributes)])
     arguments: dict[str, object] = {}
     problem = "its arguments must be named" if node.args else ""
     for keyword in node.keywords:
@@ -80,8 +80,8 @@ def _convert_call(node: ast.AST, constants: Mapping[str, object]) -> ToolCall:
                 arguments[keyword.arg] = _convert_literal(keyword.value, constants)
             except ValueError as error:
                 problem = f"its argument {keyword.arg:.40} is {error}"
-    if wrong := find_storage_error(arguments):
-        return ToolCall(name, problem=f"its arguments cannot be read: {wrong}")
+    if storage_error := find_storage_error(arguments):
+        return ToolCall(name, problem=f"its arguments cannot be read: {storage_error}")
     return ToolCall(name, arguments, problem=problem)
 
 
@@ -136,9 +136,9 @@ def _escape_breaks(source: str) -> str:
     """Replace line breaks inside string literals by escapes."""
     quote = ""
 
-    def escape(found: re.Match[str]) -> str:
+    def escape(token: re.Match[str]) -> str:
         nonlocal quote
-        piece = found[0]
+        piece = token[0]
         if piece in ("\n", "\r"):
             return repr(piece)[1:-1] if quote else piece
         if piece in ("'", '"') and quote in ("", piece):

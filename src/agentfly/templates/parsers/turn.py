@@ -54,16 +54,16 @@ class CallBlock:
                 body = text[start : end.start() if end else len(text)]
                 parsed = self._parse_body(body)
         closed = end is not None and end.lastindex is not None
-        after = end.end() if end and closed else start + len(body)
+        next_index = end.end() if end and closed else start + len(body)
         if parsed is None:
-            return None, after
+            return None, next_index
         calls = list(parsed)
         if self.closing and not closed:
             calls[-1] = add_problem(calls[-1], f"it is not closed with {self.closing}")
         for index, call in enumerate(calls):
             if call.problem:
                 calls[index] = replace(call, problem=f"{call.problem}; write {self.example}", raw=body)
-        return calls, after
+        return calls, next_index
 
 
 class BlockParser:
@@ -96,19 +96,19 @@ class BlockParser:
         calls: list[ToolCall] = []
         problems: list[str] = []
         at = consumed = 0  # text[:consumed] is in one of the lists
-        while found := self._markers.search(text, at):
-            kind = self._kinds[(found.lastindex or 1) - 1]
-            at = found.end()
+        while marker := self._markers.search(text, at):
+            kind = self._kinds[(marker.lastindex or 1) - 1]
+            at = marker.end()
             if kind == "stray":
-                example = f"{self._opening}…{self._closing}" if found[0] == self._closing else self._example
-                problems.append(f"{found[0]} stands alone; write {example}")
+                example = f"{self._opening}…{self._closing}" if marker[0] == self._closing else self._example
+                problems.append(f"{marker[0]} stands alone; write {example}")
                 continue
             if isinstance(kind, CallBlock):
-                parsed, at = kind.parse(text, found)
+                parsed, at = kind.parse(text, marker)
                 if parsed is None:
                     continue
                 calls += parsed
-            content.append(text[consumed : found.start()])
+            content.append(text[consumed : marker.start()])
             if kind == "thinking":
                 end = text.find(self._closing, at)
                 if end < 0:
@@ -131,9 +131,9 @@ def make_reply(
     return Reply(message, None, tuple(dict.fromkeys(problems)) if problems else ())
 
 
-def join_text(parts: Sequence[str]) -> str:
+def join_text(texts: Sequence[str]) -> str:
     """Join the text between markers; line breaks next to a marker belong to the marker."""
-    return "\n".join([part.strip("\n") for part in parts if part.strip()])
+    return "\n".join([text.strip("\n") for text in texts if text.strip()])
 
 
 _parse_thinking = BlockParser()

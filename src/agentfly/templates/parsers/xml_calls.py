@@ -26,15 +26,15 @@ _QWEN_PARAMETER = re.compile(r"\s*<parameter=([^<>\n]+)>\n?")
 
 
 def _parse_qwen_block(body: str) -> list[ToolCall]:
-    found = _QWEN_FUNCTION.match(body)
-    if found is None:
+    function = _QWEN_FUNCTION.match(body)
+    if function is None:
         return [ToolCall("", problem="it does not begin with <function=NAME>")]
-    inside, closing, rest = body[found.end() :].rpartition("</function>")
+    inside, closing, surplus = body[function.end() :].rpartition("</function>")
     if not closing:
-        return [add_problem(_parse_qwen_arguments(found[1], rest), "its function is not closed with </function>")]
-    call = _parse_qwen_arguments(found[1], inside)
-    rest = rest.strip()
-    return [add_problem(call, f"there is more after </function>: {rest[:40]!r}") if rest else call]
+        return [add_problem(_parse_qwen_arguments(function[1], surplus), "its function is not closed with </function>")]
+    call = _parse_qwen_arguments(function[1], inside)
+    surplus = surplus.strip()
+    return [add_problem(call, f"there is more after </function>: {surplus[:40]!r}") if surplus else call]
 
 
 def _parse_qwen_function(body: str) -> list[ToolCall]:
@@ -59,8 +59,8 @@ _GLM_ARGUMENT = re.compile(r"\s*<arg_key>([^<]+)</arg_key>\s*<arg_value>")
 
 
 def _parse_glm_call(body: str) -> list[ToolCall]:
-    name, mark, rest = body.partition("<arg_key>")
-    return [parse_tagged_call(name, mark + rest, _GLM_ARGUMENT, "</arg_value>")]
+    name, mark, arguments = body.partition("<arg_key>")
+    return [parse_tagged_call(name, mark + arguments, _GLM_ARGUMENT, "</arg_value>")]
 
 
 parse_glm = BlockParser(CallBlock("<tool_call>", "</tool_call>", _parse_glm_call, _GLM_EXAMPLE), stray="</tool_call>")
@@ -112,13 +112,13 @@ def parse_muse(text: str) -> Reply:
     thinking: list[str] = []
     calls: list[ToolCall] = []
     problems: list[str] = []
-    for part in text.split("<|eom|>"):
-        header, mark, body = part.partition("<|message|>")
-        found = _MUSE_HEADER.fullmatch(header)
-        recipient = found[1] if found else None
-        if not mark or found is None:
-            content.append(part)
-            if part.strip():
+    for message in text.split("<|eom|>"):
+        header, mark, body = message.partition("<|message|>")
+        header_match = _MUSE_HEADER.fullmatch(header)
+        recipient = header_match[1] if header_match else None
+        if not mark or header_match is None:
+            content.append(message)
+            if message.strip():
                 problems.append(f"the header {header[:60]!r} is not one of to=self, to=user and to=NAME")
             continue
         if recipient == "self":
@@ -214,21 +214,21 @@ def _parse_m3_call(body: str) -> list[ToolCall]:
     text, *tags = inside.split(_M3_TOKEN)
     open_elements = [_Element(name, text)]
     for tag in tags:
-        found = _M3_TAG.match(tag)
-        if found is None:
+        tag_match = _M3_TAG.match(tag)
+        if tag_match is None:
             return [ToolCall(name, problem=f"{tag[:40]!r} is not a tag")]
-        after = tag[found.end() :]
-        if not found[1]:
-            element = _Element(found[2], after)
+        tail = tag[tag_match.end() :]
+        if not tag_match[1]:
+            element = _Element(tag_match[2], tail)
             open_elements[-1].children.append(element)
             open_elements.append(element)
             if len(open_elements) > MAX_DEPTH:
                 return [ToolCall(name, problem=f"it is nested more than {MAX_DEPTH} deep")]
             continue
-        if len(open_elements) == 1 or open_elements[-1].name != found[2]:
-            return [ToolCall(name, problem=f"</{found[2][:40]}> closes no element")]
+        if len(open_elements) == 1 or open_elements[-1].name != tag_match[2]:
+            return [ToolCall(name, problem=f"</{tag_match[2][:40]}> closes no element")]
         open_elements.pop()
-        open_elements[-1].text += after
+        open_elements[-1].text += tail
     if len(open_elements) > 1:
         return [ToolCall(name, problem=f"its argument {open_elements[1].name[:40]} is not closed")]
     invoke = open_elements[0]
@@ -242,7 +242,7 @@ def _parse_m3_call(body: str) -> list[ToolCall]:
 def _find_stray_text(element: _Element, top: bool = True) -> str:
     """Return text next to the children of an element; "" if there is none."""
     text = element.text.strip() if top or element.children else ""
-    return text or next((found for child in element.children if (found := _find_stray_text(child, top=False))), "")
+    return text or next(filter(None, (_find_stray_text(child, top=False) for child in element.children)), "")
 
 
 _parse_m3_turn = BlockParser(
