@@ -114,7 +114,7 @@ async def test_clients_of_openenv_drive_an_environment(server: OpenEnvServer) ->
             await other.step(press(1))
         assert (await other.reset(seed=4)).observation["prompt"] == "Reach 4."
 
-        assert [each["name"] for each in (await other.step(ListToolsAction())).observation["tools"]] == [
+        assert [tool["name"] for tool in (await other.step(ListToolsAction())).observation["tools"]] == [
             "press",
             "stop",
         ]
@@ -172,13 +172,13 @@ async def test_sessions_are_limited_and_released(server: OpenEnvServer) -> None:
 
     address = f"ws{server.url.removeprefix('http')}/ws"
     sockets = [await open_socket(address) for _ in range(3)]
-    for each in sockets:
-        await each.send('{"type": "reset", "data": {"seed": 1}}')
-        await each.recv()
+    for socket in sockets:
+        await socket.send('{"type": "reset", "data": {"seed": 1}}')
+        await socket.recv()
     async with open_socket(address) as refused:
         assert json.loads(await refused.recv())["data"]["code"] == "CAPACITY_REACHED"
-    for each in sockets:
-        await each.close()  # in the middle of an episode
+    for socket in sockets:
+        await socket.close()  # in the middle of an episode
     async with asyncio.timeout(60):
         while server.sessions or server.manager.metrics()["Counter/leased"]:
             await asyncio.sleep(0.01)
@@ -190,14 +190,14 @@ async def test_sessions_are_limited_and_released(server: OpenEnvServer) -> None:
 
 async def test_our_own_client_plays_in_a_served_environment(server: OpenEnvServer) -> None:
     row = {"question": "Reach 5.", "address": server.url, "reset": {"seed": 5}}
-    there = await reset_env(OpenEnvEnvironment, row)
+    remote = await reset_env(OpenEnvEnvironment, row)
     try:
-        assert json.loads(there.view)["prompt"] == "Reach 5."
-        await there.act(json.dumps(press(5)))
-        result = await there.act('{"tool_name": "stop"}')
+        assert json.loads(remote.view)["prompt"] == "Reach 5."
+        await remote.act(json.dumps(press(5)))
+        result = await remote.act('{"tool_name": "stop"}')
         assert (result["ends_chain"], result["won"], result["score"]) == (True, True, 1.0)
     finally:
-        await there.close()
+        await remote.close()
 
 
 async def test_an_address_for_other_machines_needs_a_key() -> None:

@@ -44,17 +44,17 @@ async def test_tasks_of_one_turn_are_scored_by_their_weighted_rewards() -> None:
     assert [message["role"] for message in row["messages"]] == ["system", "user"]
 
     agent = make_agent(words, row["verifiers"]["answer"])
-    wrong = make_agent(words, "a long reply that is not the word")
+    wrong_agent = make_agent(words, "a long reply that is not the word")
     try:
         chains = (await agent.run(row, num_chains=3)).trajectories
         assert [chain.reward for chain in chains] == [1.5] * 3
         assert chains[0].score is not None
         assert chains[0].score.metrics == {"turns": 1.0, "exact": 1.0, "short": 1.0}
         assert all(segment.exact for chain in chains for segment in chain.segments)
-        assert (await wrong.run(row)).rewards == [0.0]
+        assert (await wrong_agent.run(row)).rewards == [0.0]
     finally:
         await agent.close()
-        await wrong.close()
+        await wrong_agent.close()
 
 
 def test_environment_of_a_taskset_keeps_the_contract() -> None:
@@ -87,10 +87,10 @@ async def test_tools_of_a_taskset_are_called_in_the_instance_of_the_chain() -> N
         first, second = await agent.run(rows)
     finally:
         await agent.close()
-    said = [message.text for message in first.messages if message.role == "tool"]
-    assert said[0] == facts[0]["facts"][facts[0]["who"]][facts[0]["relation"]]
-    assert "'what' is missing" in said[1]
-    assert "there is no tool 'nothing'" in said[2]
+    observations = [message.text for message in first.messages if message.role == "tool"]
+    assert observations[0] == facts[0]["facts"][facts[0]["who"]][facts[0]["relation"]]
+    assert "'what' is missing" in observations[1]
+    assert "there is no tool 'nothing'" in observations[2]
     assert (first.reward, first.score.metrics) == (1.0, {"lookups": 3.0, "exact_answer": 1.0})
     assert second.messages[2].text == "unknown"  # the other chain has facts about other people
     assert len(first.segments) == 1
@@ -181,7 +181,9 @@ def test_rows_of_a_taskset_are_json() -> None:
 
 def test_blocks_of_the_guide_run() -> None:
     page = (Path(__file__).parents[2] / "docs" / "integrations.md").read_text()
-    blocks = [each for each in re.findall(r"^```py\n(.*?)^```", page, re.MULTILINE | re.DOTALL) if "verifiers" in each]
+    blocks = [
+        block for block in re.findall(r"^```py\n(.*?)^```", page, re.MULTILINE | re.DOTALL) if "verifiers" in block
+    ]
     namespaces: list[dict[str, Any]] = [{"__name__": "guide"} for _ in blocks]
     for block, namespace in zip(blocks, namespaces, strict=True):
         exec(block, namespace)

@@ -51,8 +51,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Cal
     head = ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={SESSIONS}"]
     nodes: list[subprocess.Popen[bytes]] = []
 
-    def start(place: list[str]) -> None:
-        nodes.append(start_node(folder / f"node-{len(nodes)}.log", place))
+    def start(arguments: list[str]) -> None:
+        nodes.append(start_node(folder / f"node-{len(nodes)}.log", arguments))
 
     try:
         start(head)
@@ -77,11 +77,11 @@ def another_node(cluster: tuple[str, Callable[[], None]]) -> None:
     cluster[1]()
 
 
-def start_node(log: Path, place: list[str]) -> subprocess.Popen[bytes]:
+def start_node(log: Path, arguments: list[str]) -> subprocess.Popen[bytes]:
     """Start a node that ends with its process; returns when it is up."""
     command = [
         str(Path(sys.executable).with_name("ray")), "start", "--block", "--num-cpus=16", "--num-gpus=1",
-        "--object-store-memory=300000000", *place,
+        "--object-store-memory=300000000", *arguments,
     ]  # fmt: skip
     end = time.monotonic() + START_SECONDS
     while time.monotonic() < end:

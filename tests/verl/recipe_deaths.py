@@ -27,13 +27,13 @@ def find_processes(title: str) -> list[psutil.Process]:
     """The processes of this cluster that Ray gave a title, in order of creation. The parent of each is its node."""
     raylet = psutil.Process().parent()
     assert raylet is not None
-    address = next(each for each in raylet.cmdline() if each.startswith("--gcs-address="))
-    found = []
+    address = next(argument for argument in raylet.cmdline() if argument.startswith("--gcs-address="))
+    actors = []
     for process in psutil.process_iter(["cmdline", "create_time"]):
         parent = process.parent()
         if title in " ".join(process.info["cmdline"] or ()) and parent is not None and address in parent.cmdline():
-            found.append(process)
-    return sorted(found, key=lambda each: each.info["create_time"])
+            actors.append(process)
+    return sorted(actors, key=lambda process: process.info["create_time"])
 
 
 def find_node() -> int:
@@ -64,7 +64,7 @@ def turn_rewards(prediction: str, answer: str, trajectory: Any) -> list[float]:
                 order.rename(order.with_suffix(".done"))
                 os.kill(find(), signal.SIGKILL)
     valid = [any(call.status is CallStatus.OK for call in turn.calls) for turn in trajectory.turns]
-    return [0.1 * each for each in valid[:-1]] + [float(prediction.strip() == answer)]
+    return [0.1 * score for score in valid[:-1]] + [float(prediction.strip() == answer)]
 
 
 def agent(**model: Any) -> HFAgent:

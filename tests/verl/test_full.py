@@ -39,7 +39,7 @@ def test_resume_after_a_kill_gives_equal_figures(train: Train, ray_address: str,
     driver.send_signal(signal.SIGKILL)
     driver.wait()
     resumed = train(folder)
-    assert [each["step"] for each in read_metrics(resumed)] == [1, 2, 3]
+    assert [record["step"] for record in read_metrics(resumed)] == [1, 2, 3]
     for one, other in zip(read_metrics(whole), read_metrics(resumed), strict=True):
         assert one.keys() == other.keys()
         for name, value in one.items():
@@ -52,18 +52,18 @@ def test_asynchronous_rollout(train: Train, tmp_path: Path) -> None:
     stale = ["async_training.max_staleness=1", "async_training.on_stale=drop", "loss.correction=token-truncate"]
     run = train(tmp_path / "run", "steps=4", "restarts=0", *stale)
     metrics = read_metrics(run)
-    assert [each["step"] for each in metrics] == [1, 2, 3, 4]
-    assert all(0 <= each["policy/staleness_max"] <= 1 for each in metrics)
-    assert any(each["policy/staleness_max"] == 1 for each in metrics)
-    assert all("policy/correction_weight" in each for each in metrics)
+    assert [record["step"] for record in metrics] == [1, 2, 3, 4]
+    assert all(0 <= record["policy/staleness_max"] <= 1 for record in metrics)
+    assert any(record["policy/staleness_max"] == 1 for record in metrics)
+    assert all("policy/correction_weight" in record for record in metrics)
 
 
 def test_rollout_on_a_node_of_its_own(train: Train, tmp_path: Path) -> None:
     stale = ["async_training.max_staleness=1", "async_training.on_stale=drop", "loss.correction=token-truncate"]
     run = train(tmp_path / "run", "steps=4", "restarts=0", "nodes=1", "rollout_nodes=1", *stale)
     metrics = read_metrics(run)
-    assert [each["step"] for each in metrics] == [1, 2, 3, 4]
-    staleness = [each["policy/staleness_max"] for each in metrics]
+    assert [record["step"] for record in metrics] == [1, 2, 3, 4]
+    staleness = [record["policy/staleness_max"] for record in metrics]
     assert max(staleness) == 1  # the server sampled while the other node trained, and got new weights
     # Against the weights it has, the server's log-probabilities are the learner's.
     assert metrics[0]["policy/mismatch_max"] < 1e-4
@@ -72,8 +72,8 @@ def test_rollout_on_a_node_of_its_own(train: Train, tmp_path: Path) -> None:
 def test_critic_is_trained_on_our_returns(train: Train, tmp_path: Path) -> None:
     run = train(tmp_path / "run", "algorithm=ppo", "steps=2", "mini_batches=2", "epochs=2", "restarts=0")
     metrics = read_metrics(run)
-    assert [each["step"] for each in metrics] == [1, 2]
-    assert all(np.isfinite(each["critic/loss"]) for each in metrics)
+    assert [record["step"] for record in metrics] == [1, 2]
+    assert all(np.isfinite(record["critic/loss"]) for record in metrics)
 
 
 def test_killed_trainer_rank_and_balancer_restart_the_job_from_its_checkpoint(train: Train, tmp_path: Path) -> None:
@@ -81,9 +81,9 @@ def test_killed_trainer_rank_and_balancer_restart_the_job_from_its_checkpoint(tr
     # end of the second one. From there, it scores 24 until the end of the fourth.
     recipe = prepare(tmp_path, trainer=8, rank=16, balancer=22)
     run = train(tmp_path / "run", "steps=4", recipe=recipe)
-    deaths = sorted(each.name for each in (tmp_path / "deaths").iterdir())
+    deaths = sorted(path.name for path in (tmp_path / "deaths").iterdir())
     assert deaths == ["balancer.done", "rank.done", "trainer.done"]
-    assert [each["step"] for each in read_metrics(run)] == [1, 2, 3, 4]
+    assert [record["step"] for record in read_metrics(run)] == [1, 2, 3, 4]
     assert os.path.exists(run.report)
     output = (tmp_path / "run.log").read_text()
     assert output.count("the job failed and starts again") == 3
@@ -115,8 +115,8 @@ def test_killed_node_restarts_the_job_on_another_one(train: Train, another_node:
     run = train(tmp_path / "run", "steps=4", recipe=prepare(tmp_path, node=16))
     assert (tmp_path / "deaths" / "node.done").exists()
     metrics = read_metrics(run)
-    assert [each["step"] for each in metrics] == [1, 2, 3, 4]
-    assert all(each["chains"] == 16 for each in metrics)
+    assert [record["step"] for record in metrics] == [1, 2, 3, 4]
+    assert all(record["chains"] == 16 for record in metrics)
 
 
 def test_workers_share_one_environment_and_steps_without_groups_count(train: Train, tmp_path: Path) -> None:
@@ -130,10 +130,10 @@ def test_workers_share_one_environment_and_steps_without_groups_count(train: Tra
     for what, process, question in lines:
         if what == "chain":
             workers.setdefault(question, set()).add(process)
-    assert all(len(each) == 1 for each in workers.values())  # a group stays on one worker
+    assert all(len(names) == 1 for names in workers.values())  # a group stays on one worker
     assert len(set.union(*workers.values())) == 2
-    for each in read_metrics(run):
-        assert each["chains"] == 8
-        assert each["selection/groups"] == 0
+    for record in read_metrics(run):
+        assert record["chains"] == 8
+        assert record["selection/groups"] == 0
     state = torch.load(run.checkpoints / "global_step_2/actor/extra_state_world_size_2_rank_0.pt", weights_only=False)
     assert state["lr_scheduler"]["last_epoch"] == 2

@@ -57,14 +57,14 @@ def disturbed(train: Train, tmp_path_factory: pytest.TempPathFactory) -> RunDire
 
 
 def test_chains_of_the_first_step_are_those_of_a_local_run(undisturbed: RunDirectory, local: RunDirectory) -> None:
-    ours, theirs = local.trajectories(1), undisturbed.trajectories(1)
-    assert len(ours) == len(theirs) == 16
-    for one, other in zip(ours, theirs, strict=True):
+    local_chains, verl_chains = local.trajectories(1), undisturbed.trajectories(1)
+    assert len(local_chains) == len(verl_chains) == 16
+    for one, other in zip(local_chains, verl_chains, strict=True):
         assert one.trajectory.id == other.trajectory.id
-        for mine, sent in zip(one.trajectory.segments, other.trajectory.segments, strict=True):
-            assert mine.tokens.tolist() == sent.tokens.tolist()
-            assert mine.mask.tolist() == sent.mask.tolist()
-            assert np.abs(mine.logprobs - sent.logprobs).max() < 1e-4
+        for local_segment, sent in zip(one.trajectory.segments, other.trajectory.segments, strict=True):
+            assert local_segment.tokens.tolist() == sent.tokens.tolist()
+            assert local_segment.mask.tolist() == sent.mask.tolist()
+            assert np.abs(local_segment.logprobs - sent.logprobs).max() < 1e-4
             assert set(sent.weight_versions[sent.mask]) == {0}
         assert len(one.advantages) == len(other.advantages)
         for credit, row in zip(one.advantages, other.advantages, strict=True):
@@ -72,13 +72,13 @@ def test_chains_of_the_first_step_are_those_of_a_local_run(undisturbed: RunDirec
 
 
 def test_first_update_is_that_of_a_local_run(undisturbed: RunDirectory, local: RunDirectory) -> None:
-    mine, theirs = read_metrics(local)[0], read_metrics(undisturbed)[0]
+    local_metrics, verl_metrics = read_metrics(local)[0], read_metrics(undisturbed)[0]
     for name in ("reward/mean", "selection/groups", "policy/tokens", "policy/learning_rate", "chain/turns"):
-        assert theirs[name] == pytest.approx(mine[name]), name
+        assert verl_metrics[name] == pytest.approx(local_metrics[name]), name
     for name in ("policy/loss", "policy/loss_policy", "policy/grad_norm", "policy/entropy"):
-        assert theirs[name] == pytest.approx(mine[name], rel=1e-3, abs=1e-5), name
-    assert theirs["policy/mismatch_max"] < 1e-4  # the servers sample with the weights that are trained
-    assert theirs["policy/staleness_max"] == 0
+        assert verl_metrics[name] == pytest.approx(local_metrics[name], rel=1e-3, abs=1e-5), name
+    assert verl_metrics["policy/mismatch_max"] < 1e-4  # the servers sample with the weights that are trained
+    assert verl_metrics["policy/staleness_max"] == 0
 
 
 @pytest.mark.parametrize("name", ["undisturbed", "disturbed"])
@@ -89,10 +89,10 @@ def test_advantages_are_those_of_the_algorithm(name: str, request: pytest.Fixtur
     for step in range(1, STEPS + 1):
         stored = run.trajectories(step)
         selection = select_groups(
-            [each.trajectory for each in stored], min_chains=2, keep_zero_variance=False, segment_reward="broadcast"
+            [chain.trajectory for chain in stored], min_chains=2, keep_zero_variance=False, segment_reward="broadcast"
         )
-        by_id = {each.trajectory.id: each.advantages for each in stored}
-        estimates = algorithm.compute_advantages([Group(each) for each in selection.groups])
+        by_id = {chain.trajectory.id: chain.advantages for chain in stored}
+        estimates = algorithm.compute_advantages([Group(episodes) for episodes in selection.groups])
         for episodes, group in zip(selection.groups, estimates, strict=True):
             for episode, estimate in zip(episodes, group, strict=True):
                 trained = [
@@ -107,12 +107,12 @@ def test_advantages_are_those_of_the_algorithm(name: str, request: pytest.Fixtur
                     compared += 1
     assert compared > 10
     if name == "disturbed":
-        assert max(len(each.trajectory.segments) for each in stored) > 1
+        assert max(len(chain.trajectory.segments) for chain in stored) > 1
 
 
 def test_run_directory_is_complete(undisturbed: RunDirectory) -> None:
     records = undisturbed.records()
-    assert [each.step for each in records] == [0, 1, 2, 3]
+    assert [record.step for record in records] == [0, 1, 2, 3]
     assert records[0].eval is not None
     assert records[-1].eval is not None
     assert len(undisturbed.trajectories(3, held_out=True)) == 8
@@ -130,11 +130,13 @@ def test_checkpoint_loads_in_transformers(undisturbed: RunDirectory) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folders = sorted(undisturbed.checkpoints.glob("global_step_*"))
-    assert [each.name for each in folders][-2:] == ["global_step_2", "global_step_3"]
+    assert [folder.name for folder in folders][-2:] == ["global_step_2", "global_step_3"]
     model = AutoModelForCausalLM.from_pretrained(folders[-1] / "actor" / "huggingface", dtype=torch.float32)
-    before = AutoModelForCausalLM.from_pretrained(folders[-2] / "actor" / "huggingface", dtype=torch.float32)
+    previous_model = AutoModelForCausalLM.from_pretrained(folders[-2] / "actor" / "huggingface", dtype=torch.float32)
     AutoTokenizer.from_pretrained(folders[-1] / "actor" / "huggingface")
-    changed = [not torch.equal(one, other) for one, other in zip(model.parameters(), before.parameters(), strict=True)]
+    changed = [
+        not torch.equal(one, other) for one, other in zip(model.parameters(), previous_model.parameters(), strict=True)
+    ]
     assert any(changed)
     state = json.loads((folders[-1] / "agentfly.json").read_text())
     assert state["step"] == 3
@@ -143,9 +145,9 @@ def test_checkpoint_loads_in_transformers(undisturbed: RunDirectory) -> None:
 
 def test_killed_worker_and_server_cost_no_chain(disturbed: RunDirectory) -> None:
     deaths = disturbed.path.parent / "deaths"
-    assert sorted(each.name for each in deaths.iterdir()) == ["server.done", "worker.done"]
+    assert sorted(path.name for path in deaths.iterdir()) == ["server.done", "worker.done"]
     metrics = read_metrics(disturbed)
-    assert [each["step"] for each in metrics] == [1, 2, 3, 4, 5]
+    assert [record["step"] for record in metrics] == [1, 2, 3, 4, 5]
     for line in metrics:
         assert line["chains"] == 16
         assert line["treatment/lost"] == 0

@@ -140,13 +140,13 @@ class _OpenEnvSession:
         except Exception as error:
             return _format_error(describe(error), "EXECUTION_ERROR")
 
-    async def _reset(self, given: _Reset) -> dict[str, Any]:
+    async def _reset(self, arguments: _Reset) -> dict[str, Any]:
         server = self._server
         await self.close()
-        row: Any = given.task
+        row: Any = arguments.task
         if row is None:
-            (row,) = await call(server.env_class.draw_tasks, given.split, 1, seed=given.seed or 0)
-        self._episode, self._steps = given.episode_id or uuid.uuid4().hex, 0
+            (row,) = await call(server.env_class.draw_tasks, arguments.split, 1, seed=arguments.seed or 0)
+        self._episode, self._steps = arguments.episode_id or uuid.uuid4().hex, 0
         self._player = _RemotePlayer()
         agent = HFAgent(tools=[server.env_class], reward=server.reward, backend=self._player, manager=server.manager)
         run = agent.run(row, max_turns=server.max_turns, failures={"retries": 0})
@@ -155,16 +155,17 @@ class _OpenEnvSession:
         if messages is None:
             return self._finish({})
         last = messages[-1]
-        return {"observation": {"prompt": last.text, "messages": [each.to_dict() for each in messages]}}
+        return {"observation": {"prompt": last.text, "messages": [message.to_dict() for message in messages]}}
 
     async def _step(self, data: Any) -> dict[str, Any]:
         action = _ACTION.validate_python(data)
         if isinstance(action, _ListTools):
-            functions = [schema["function"] for schema in self._server.toolbox.schemas]
-            tools = [
-                {"name": each["name"], "description": each["description"], "input_schema": each["parameters"]}
-                for each in functions
-            ]
+            tools = []
+            for function in (schema["function"] for schema in self._server.toolbox.schemas):
+                parameters = function["parameters"]
+                tools.append(
+                    {"name": function["name"], "description": function["description"], "input_schema": parameters}
+                )
             return {"observation": {"tools": tools}}
         if self._running is None:
             raise DataError("there is no episode: call reset first")
@@ -186,12 +187,12 @@ class _OpenEnvSession:
     async def _next_turn(self) -> tuple[Message, ...] | None:
         """What the client is shown next; None if the chain has ended."""
         assert self._running is not None
-        shown = asyncio.create_task(self._player.shown.get())
+        next_prompt = asyncio.create_task(self._player.shown.get())
         try:
-            await asyncio.wait([shown, self._running], return_when=asyncio.FIRST_COMPLETED)
-            return shown.result() if shown.done() else None
+            await asyncio.wait([next_prompt, self._running], return_when=asyncio.FIRST_COMPLETED)
+            return next_prompt.result() if next_prompt.done() else None
         finally:
-            shown.cancel()
+            next_prompt.cancel()
 
     def _finish(self, observation: dict[str, Any]) -> dict[str, Any]:
         """The last observation of an episode. Raises EnvironmentFault if the chain failed."""
@@ -199,7 +200,7 @@ class _OpenEnvSession:
         running, self._running = self._running, None
         (chain,) = running.result().trajectories
         if chain.score is None and (chain.failures or self._server.reward is not None):
-            failures = "; ".join(f"{each.kind.value}: {each.message}" for each in chain.failures)
+            failures = "; ".join(f"{failure.kind.value}: {failure.message}" for failure in chain.failures)
             raise EnvironmentFault(f"the episode ended as {chain.stop.value}: {failures}")
         last = chain.messages[-1]
         if "tool_name" in observation and last.role == "tool":

@@ -61,9 +61,9 @@ class TasksetEnvironment(Environment):
         if split not in TENTHS or count < 0:
             raise DataError(f"draw 0 or more tasks of {', '.join(TENTHS)}, not {count} of {split!r}")
         if cls.taskset.bounded:
-            found = list(cls._split_tasks(split))
-            Random(seed).shuffle(found)
-            rows = found[:count]
+            rows = list(cls._split_tasks(split))
+            Random(seed).shuffle(rows)
+            rows = rows[:count]
         else:
             rows = list(itertools.islice(cls._split_tasks(split), seed * count, (seed + 1) * count))
         if len(rows) < count:
@@ -72,11 +72,11 @@ class TasksetEnvironment(Environment):
 
     @classmethod
     def _split_tasks(cls, split: str) -> Iterator[dict[str, Any]]:
-        for each in cls.taskset:
-            row = {"messages": _initial_messages(each.data), COLUMN: each.data.model_dump(mode="json")}
+        for data in (task.data for task in cls.taskset):
+            row = {"messages": _initial_messages(data), COLUMN: data.model_dump(mode="json")}
             content = json.dumps({**row[COLUMN], "idx": None}, sort_keys=True)
             if zlib.crc32(content.encode()) % 10 in TENTHS[split]:
-                yield {"id": str(each.data.id or each.data.idx), **row}
+                yield {"id": str(data.id or data.idx), **row}
 
     @classmethod
     def _parse_task(cls, task: Task) -> Any:
@@ -138,8 +138,8 @@ class VerifiersEnvironment(TasksetEnvironment):
         from verifiers.v1.utils.decorators import invoke
 
         self.trace.nodes = [
-            MessageNode(parent=index - 1 if index else None, message=parse_message(dict(each)), sampled=each["sampled"])
-            for index, each in enumerate(messages)
+            MessageNode(parent=parent, message=parse_message(dict(message)), sampled=message["sampled"])
+            for parent, message in zip([None, *range(len(messages))], messages, strict=False)
         ]
         self.trace.stop("agent_completed")
         await invoke(self.task.finalize, {"trace": self.trace, "runtime": self.runtime})
@@ -181,9 +181,9 @@ class VerifiersEpisode(TasksetEnvironment):
             del os.environ[variable]
         errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
         if not episode.ok or not episode.traces:
-            why = "; ".join(f"{each.type}: {each.message}" for each in errors) or "it has no trace"
-            raise RuntimeError(f"the episode failed: {why:.2000}")
-        trace = next(each for each in episode.traces if each.agent.trainable)
+            reason = "; ".join(f"{error.type}: {error.message}" for error in errors) or "it has no trace"
+            raise RuntimeError(f"the episode failed: {reason:.2000}")
+        trace = next(trace for trace in episode.traces if trace.agent.trainable)
         self._score = _format_score(trace)
         return str(trace.last_reply)
 
@@ -221,28 +221,29 @@ def load_environment(taskset: str | type[Any], **config: Any) -> type[VerifiersE
         raise ConfigError(f"the configuration of the taskset {name!r} is wrong: {describe_invalid(error)}") from error
     task_class = kind.task_type()
     hooks = [
-        each
-        for each in dir(task_class)
+        attribute
+        for attribute in dir(task_class)
         for mark in ("stop", "intercept")
-        if hasattr(inspect.getattr_static(task_class, each), mark)
+        if hasattr(inspect.getattr_static(task_class, attribute), mark)
     ]
     if hooks := [*hooks, *loaded.config.task.stops]:
         problem = f"has hooks between turns ({', '.join(hooks)})"
     elif task_class.NEEDS_CONTAINER:
         problem = "needs a container"
-    elif remote := [type(each).__name__ for each in _make_toolsets(loaded) if getattr(each.config, "url", None)]:
-        problem = f"has tools on another server ({', '.join(remote)})"
+    elif remote := [toolset for toolset in _make_toolsets(loaded) if getattr(toolset.config, "url", None)]:
+        names = ", ".join(type(toolset).__name__ for toolset in remote)
+        problem = f"has tools on another server ({names})"
     if problem:
         raise ConfigError(f"{name} {problem}, which our rollout cannot do: use load_episodes and an ExternalAgent")
-    class_name = "".join(part.capitalize() for part in name.replace("/", "-").replace("_", "-").split("-"))
+    class_name = "".join(word.capitalize() for word in name.replace("/", "-").replace("_", "-").split("-"))
     class_name = name if not isinstance(taskset, str) else class_name
     methods = {}
     for index, toolset in enumerate(_make_toolsets(loaded)):
         for function in discover_decorated(toolset, "tool"):
             method = _make_tool(class_name, index, toolset, function)
             methods[method.name] = method
-    made = _make_class(class_name, VerifiersEnvironment, {"taskset": loaded, **methods})
-    made.tools = [getattr(made, each) for each in methods]
+    env_class = _make_class(class_name, VerifiersEnvironment, {"taskset": loaded, **methods})
+    env_class.tools = [getattr(env_class, method_name) for method_name in methods]
 
     async def verifiers_reward(trajectory: Trajectory, env: Any) -> dict[str, Any]:
         """The rewards of verifiers, for what the model last saw and wrote."""
@@ -254,8 +255,8 @@ def load_environment(taskset: str | type[Any], **config: Any) -> type[VerifiersE
         ]
         return dict(await env.score(messages))
 
-    _set_reward(made, verifiers_reward)
-    return cast("type[VerifiersEnvironment]", made)
+    _set_reward(env_class, verifiers_reward)
+    return cast("type[VerifiersEnvironment]", env_class)
 
 
 def load_episodes(
@@ -274,21 +275,21 @@ def load_episodes(
         from verifiers.v1.utils.loaders import load_taskset, resolve_env_config, taskset_class
 
     _find_plugin(taskset, taskset_class)
-    given = dict(config or {})
+    settings = dict(config or {})
     try:
-        resolved = resolve_env_config({**given, "taskset": {**given.get("taskset", {}), "id": taskset}})
+        resolved = resolve_env_config({**settings, "taskset": {**settings.get("taskset", {}), "id": taskset}})
     except (ImportError, ValueError) as error:
         raise ConfigError(f"the configuration of {taskset!r} is wrong: {describe_invalid(error)}") from error
     agents = agent_config_fields(resolved)
     if agent not in agents:
         raise ConfigError(f"the environment of {taskset!r} has no agent {agent!r}; it has {', '.join(agents)}")
-    if shared := [name for name, each in agents.items() if name != agent and each.client is None]:
+    if shared := [name for name, agent_config in agents.items() if name != agent and agent_config.client is None]:
         raise ConfigError(
             f"the agents {', '.join(shared)} would be sampled from the model in training: give each a client, such as "
             f'config={{"{shared[0]}": {{"client": {{"base_url": …}}, "model": …}}}}'
         )
     namespace = {"taskset": load_taskset(resolved.taskset), "config": resolved}
-    made = _make_class(f"{type(namespace['taskset']).__name__}Episode", VerifiersEpisode, namespace)
+    env_class = _make_class(f"{type(namespace['taskset']).__name__}Episode", VerifiersEpisode, namespace)
 
     async def program(env: Any, base_url: str, api_key: str, model: str) -> str:
         return str(await env.play(base_url, api_key, model))
@@ -297,22 +298,22 @@ def load_episodes(
         """The rewards of the agent that is trained."""
         return dict(await env.score())
 
-    program.__annotations__["env"] = made
-    made.program = staticmethod(program)
-    _set_reward(made, verifiers_reward)
-    return cast("type[VerifiersEpisode]", made)
+    program.__annotations__["env"] = env_class
+    env_class.program = staticmethod(program)
+    _set_reward(env_class, verifiers_reward)
+    return cast("type[VerifiersEpisode]", env_class)
 
 
 def _make_class(name: str, base: type[Any], namespace: dict[str, Any]) -> Any:
     return type(name, (base,), {"__module__": __name__, "__doc__": base.__doc__, **namespace})
 
 
-def _set_reward(made: Any, function: Callable[..., Any]) -> None:
+def _set_reward(env_class: Any, function: Callable[..., Any]) -> None:
     """Give a class its reward, under a name that no other class has."""
-    made.scored_by = f"{made.__name__}_reward"
-    function.__annotations__["env"] = made
-    function.__qualname__ = made.scored_by
-    made.reward = Reward(function, name=made.scored_by)
+    env_class.scored_by = f"{env_class.__name__}_reward"
+    function.__annotations__["env"] = env_class
+    function.__qualname__ = env_class.scored_by
+    env_class.reward = Reward(function, name=env_class.scored_by)
 
 
 def _make_tool(owner: str, index: int, toolset: Any, function: Callable[..., Any]) -> Tool:
@@ -325,8 +326,8 @@ def _make_tool(owner: str, index: int, toolset: Any, function: Callable[..., Any
         return {"observation": await call(getattr(self.toolsets[index], function.__name__), **arguments)}
 
     signature = inspect.signature(function)
-    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    method.__signature__ = signature.replace(parameters=[own, *signature.parameters.values()])  # type: ignore[attr-defined]
+    self_parameter = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    method.__signature__ = signature.replace(parameters=[self_parameter, *signature.parameters.values()])  # type: ignore[attr-defined]
     method.__name__ = name
     method.__qualname__ = f"{owner}.{name}"
     return Tool(method, name=name)
@@ -345,8 +346,8 @@ def _find_plugin(name: str, find: Callable[[str], Any]) -> Any:
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         import verifiers.v1.tasksets as built_in
 
-        known = {each.name for each in pkgutil.iter_modules([*built_in.__path__, *sys.path])}
-        close = difflib.get_close_matches(name.replace("-", "_").lower(), known, 3)
+        modules = {module.name for module in pkgutil.iter_modules([*built_in.__path__, *sys.path])}
+        close = difflib.get_close_matches(name.replace("-", "_").lower(), modules, 3)
         hint = f" Did you mean {' or '.join(close)}?" if close else ""
         raise ConfigError(f"verifiers cannot load the taskset {name!r}: {describe(error)}.{hint}") from error
 
@@ -364,6 +365,6 @@ def _initial_messages(data: Any) -> list[dict[str, Any]]:
 
 def _format_score(trace: Any) -> dict[str, Any]:
     """The score of a trace as a reward returns it."""
-    rewards = {name: each.score for name, each in trace.rewards.items() if each is not None}
+    rewards = {name: reward.score for name, reward in trace.rewards.items() if reward is not None}
     metrics = {name: value for name, value in trace.metrics.items() if value is not None}
     return {"reward": trace.reward, **metrics, **{n: v for n, v in rewards.items() if n != "reward"}}

@@ -40,9 +40,9 @@ def hostile(kind: str, **settings: Any) -> type[MCPServer]:
 
 
 async def call(server: type[MCPServer], environment: Environment, name: str, **arguments: object) -> ToolResult:
-    found = Toolbox([server]).find(ToolCall(name, arguments))
-    assert not isinstance(found, ToolResult)
-    return await found.run(arguments, context=Context(Task.of("x")), environments={server: environment})
+    tool = Toolbox([server]).find(ToolCall(name, arguments))
+    assert not isinstance(tool, ToolResult)
+    return await tool.run(arguments, context=Context(Task.of("x")), environments={server: environment})
 
 
 async def call_once(server: type[MCPServer], **arguments: object) -> ToolResult:
@@ -67,7 +67,7 @@ def wait_until_gone(processes: list[psutil.Process]) -> None:
 
 async def test_schemas_results_images_errors_and_progress_of_the_official_package():
     manager = ResourceManager()
-    names = {each.name: each for each in Counter.tools()}
+    names = {tool.name: tool for tool in Counter.tools()}
     assert list(names) == ["add", "clear", "close", "divide", "point", "picture", "broken_picture", "work"]
     function = names["add"].schema["function"]
     assert function["description"] == "Add to the counter."
@@ -79,15 +79,15 @@ async def test_schemas_results_images_errors_and_progress_of_the_official_packag
         assert (await env.add(times=1))["observation"] == "The counter shows 8."
         assert (await call(Counter, env, "close")).observation == "closed, says the server"
 
-        wrong = await call(Counter, env, "add", number=1)
-        assert wrong.status is CallStatus.INVALID
-        assert "'times' is missing" in str(wrong.observation)
-        wrong = await call(Counter, env, "add", times="many")
-        assert wrong.status is CallStatus.INVALID
-        assert "'times': 'many' is not of type 'integer'" in str(wrong.observation)
+        rejected = await call(Counter, env, "add", number=1)
+        assert rejected.status is CallStatus.INVALID
+        assert "'times' is missing" in str(rejected.observation)
+        rejected = await call(Counter, env, "add", times="many")
+        assert rejected.status is CallStatus.INVALID
+        assert "'times': 'many' is not of type 'integer'" in str(rejected.observation)
         for value in ("\ud800", float("nan"), {"deep": float("inf")}):
-            wrong = await call(Counter, env, "picture", color=value)
-            assert "cannot be written as JSON" in str(wrong.observation)
+            rejected = await call(Counter, env, "picture", color=value)
+            assert "cannot be written as JSON" in str(rejected.observation)
         failed = await call(Counter, env, "divide", by=0)
         assert failed.status is CallStatus.INVALID
         assert "division by zero" in str(failed.observation)
@@ -128,7 +128,7 @@ async def test_reset_tool_resets_instead_of_a_restart_and_is_hidden():
     class Resettable(Counter):
         reset_tool = "clear"
 
-    assert "clear" not in [each.name for each in Resettable.tools()]
+    assert "clear" not in [tool.name for tool in Resettable.tools()]
     manager = ResourceManager()
     pids = set()
     for start in (5, 7):
@@ -311,10 +311,10 @@ def test_settings_are_validated():
 @pytest.mark.slow_smoke
 @pytest.mark.parametrize("kind", ["flood", "flood_notifications", "endless_line"])
 async def test_flood_is_a_fault_within_bounded_memory(kind):
-    before = psutil.Process().memory_info().rss
+    initial_bytes = psutil.Process().memory_info().rss
     with pytest.raises(EnvironmentFault, match=r"the MCP server Hostile is lost: it (wrote|sent)"):
         await call_once(hostile(kind, max_bytes=1 << 20))
-    assert psutil.Process().memory_info().rss - before < 200 << 20
+    assert psutil.Process().memory_info().rss - initial_bytes < 200 << 20
 
 
 @pytest.mark.parametrize("kind", ["large", "large_id_last"])

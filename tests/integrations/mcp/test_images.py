@@ -32,19 +32,19 @@ def test_only_the_first_of_many_large_images_is_decoded(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(image_module, "_normalize_pixels", count)
     large = image_block(8000, 8000)
-    shown = to_observation(mcp_types.CallToolResult(content=[large] * 40), [])
-    assert len(shown["image"]) == len(decoded) == 1
-    assert shown["observation"].count("a result may have 32 images, of 64,000,000 pixels together") == 39
+    observation = to_observation(mcp_types.CallToolResult(content=[large] * 40), [])
+    assert len(observation["image"]) == len(decoded) == 1
+    assert observation["observation"].count("a result may have 32 images, of 64,000,000 pixels together") == 39
     many = to_observation(mcp_types.CallToolResult(content=[image_block(2, 2)] * (MAX_IMAGES + 3)), [])
     assert len(many["image"]) == MAX_IMAGES
     assert many["observation"].count("not be shown") == 3
 
 
 def test_images_end_with_their_chain() -> None:
-    shown = to_observation(mcp_types.CallToolResult(content=[image_block(3, 5)]), [])
-    (image,) = shown["image"]
+    observation = to_observation(mcp_types.CallToolResult(content=[image_block(3, 5)]), [])
+    (image,) = observation["image"]
     url = image.url
-    del shown, image
+    del observation, image
     gc.collect()
     assert not [kept for kept in gc.get_objects() if isinstance(kept, Image) and kept.url == url]
     assert Image(url) not in image_module._NORMALIZED

@@ -31,24 +31,26 @@ pytestmark = [pytest.mark.mcp_full, pytest.mark.slow_smoke, pytest.mark.timeout(
 
 
 def program(name: str) -> str:
-    found = find_server(name)
-    if found is None:
+    command = find_server(name)
+    if command is None:
         pytest.skip(f"mcp-server-{name} is not installed: python tests/integrations/mcp/fetch.py")
-    return str(found)
+    return str(command)
 
 
 async def run_calls(server: type[MCPServer], *calls: ToolCall, task: object = "x") -> list[ToolResult]:
     """The results of calls in one chain."""
     toolbox, manager, results = Toolbox([server]), ResourceManager(), list[ToolResult]()
-    asked = Task.of(task)
+    parsed_task = Task.of(task)
     try:
-        async with manager.leases(asked) as leases:
+        async with manager.leases(parsed_task) as leases:
             environment = await leases.get(server)
-            for each in calls:
-                tool = toolbox.find(each)
+            for requested in calls:
+                tool = toolbox.find(requested)
                 assert not isinstance(tool, ToolResult)
-                found = await tool.run(each.arguments, context=Context(asked), environments={server: environment})
-                results.append(found)
+                result = await tool.run(
+                    requested.arguments, context=Context(parsed_task), environments={server: environment}
+                )
+                results.append(result)
     finally:
         await manager.close()
     return results
@@ -98,12 +100,12 @@ async def test_git():
 def page() -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            found = self.path == "/page"
+            exists = self.path == "/page"
             body = b"<html><body><h1>Tides</h1><p>The moon moves the sea.</p></body></html>"
-            self.send_response(200 if found else 404)
+            self.send_response(200 if exists else 404)
             self.send_header("content-type", "text/html")
             self.end_headers()
-            self.wfile.write(body if found else b"none")
+            self.wfile.write(body if exists else b"none")
 
         def log_message(self, *_: Any) -> None:
             pass
@@ -130,7 +132,7 @@ async def test_everything():
     server = mcp_server([program("everything")], name="Everything")
     assert "simulate-research-query" not in Toolbox([server]).names  # runs only as a task of the protocol
     duration = {"duration": 1, "steps": 2}
-    echo, total, structured, image, worked, resource, wrong = await run_calls(
+    echo, total, structured, image, worked, resource, invalid = await run_calls(
         server,
         ToolCall("echo", {"message": "hello"}),
         ToolCall("get-sum", {"a": "2", "b": 3}),
@@ -147,7 +149,7 @@ async def test_everything():
     assert "[image: an image that cannot be shown:" in str(image.observation)
     assert worked.info["progress"] == ["1/2", "2/2"]
     assert "Resource 1" in str(resource.observation)
-    assert wrong.status is CallStatus.INVALID
+    assert invalid.status is CallStatus.INVALID
 
 
 async def test_everything_over_streamable_http():
@@ -200,10 +202,10 @@ async def test_filesystem_is_confined_to_the_folder_of_its_chain():
 def remember(turn: ScriptedTurn) -> str:
     """Each chain stores an entity named after itself, reads the graph, and answers."""
     entity = {"name": f"entity-{turn.chain}", "entityType": "chain", "observations": [f"chain {turn.chain}"]}
-    more = {"entityName": entity["name"], "contents": ["seen twice"]}
+    new_observation = {"entityName": entity["name"], "contents": ["seen twice"]}
     replies = [
         call_text("create_entities", entities=[entity]),
-        call_text("add_observations", observations=[more]),
+        call_text("add_observations", observations=[new_observation]),
         call_text("read_graph"),
         "done",
     ]
@@ -227,7 +229,7 @@ async def test_memory_keeps_concurrent_chains_apart_and_leaves_no_process():
         assert graph.count('"entityType"') == 1
         assert "seen twice" in graph
     below = psutil.Process().children(recursive=True)
-    servers = [each for each in below if any("mcp-server-memory" in word for word in each.cmdline())]
+    servers = [process for process in below if any("mcp-server-memory" in word for word in process.cmdline())]
     await agent.close()
     _, alive = psutil.wait_procs(servers, timeout=30)
     assert not alive
@@ -242,7 +244,7 @@ async def test_memory_killed_in_the_middle_of_a_chain_is_retried():
         async def call_tool(self, name, arguments):
             if name == "read_graph" and not victims:
                 assert self.pid is not None
-                victims.extend(each.pid for each in psutil.Process(self.pid).children(recursive=True))
+                victims.extend(child.pid for child in psutil.Process(self.pid).children(recursive=True))
                 for pid in victims:
                     os.kill(pid, signal.SIGKILL)
             return await super().call_tool(name, arguments)
@@ -251,7 +253,7 @@ async def test_memory_killed_in_the_middle_of_a_chain_is_retried():
     (trajectory,) = await agent.run("a", max_turns=5)
     assert victims
     assert trajectory.stop is StopReason.ANSWER
-    assert [each.kind for each in trajectory.failures] == [FailureKind.ENVIRONMENT]
+    assert [failure.kind for failure in trajectory.failures] == [FailureKind.ENVIRONMENT]
     assert [m.text for m in trajectory.messages if m.role == "tool"][-1].count('"entityType"') == 1
     await agent.close()
     await asyncio.sleep(0)

@@ -93,7 +93,7 @@ def shout(text: str) -> str:
 
 
 def text_of(result: mcp_types.CallToolResult) -> str:
-    return "".join(each.text for each in result.content if isinstance(each, mcp_types.TextContent))
+    return "".join(block.text for block in result.content if isinstance(block, mcp_types.TextContent))
 
 
 @asynccontextmanager
@@ -117,7 +117,7 @@ async def test_official_client_over_http_has_an_instance_per_session():
     app = MCPApp([Counter, shout], task=task)
     async with serve(app) as url, Client(url) as one, Client(url) as two:
         assert one.instructions == "Make it show 7."
-        listed = {each.name: each for each in (await one.list_tools()).tools}
+        listed = {tool.name: tool for tool in (await one.list_tools()).tools}
         assert list(listed) == ["press", "look", "stop", "crash", "hang", "shout"]
         assert listed["press"].input_schema["properties"]["times"] == {"type": "integer", "description": "How often."}
         assert text_of(await one.call_tool("press", {"times": 1})) == "The counter shows 3."
@@ -127,11 +127,11 @@ async def test_official_client_over_http_has_an_instance_per_session():
         assert app.num_sessions == len(LIVE) == 2
 
         image = await one.call_tool("look", {})
-        assert [each.type for each in image.content] == ["text", "image"]
+        assert [block.type for block in image.content] == ["text", "image"]
         assert image.structured_content is None  # other values may contain the solution
-        wrong = await one.call_tool("press", {"count": 1})
-        assert wrong.is_error
-        assert "'times' is missing" in text_of(wrong)
+        invalid = await one.call_tool("press", {"count": 1})
+        assert invalid.is_error
+        assert "'times' is missing" in text_of(invalid)
         unknown = await one.call_tool("push", {})
         assert unknown.is_error
         assert "Tools there are: press, look" in text_of(unknown)
@@ -185,10 +185,10 @@ async def test_our_client_with_our_server():
                     ToolCall("press", {"times": times}),
                     ToolCall("look"),
                 ):
-                    found = toolbox.find(call)
-                    assert not isinstance(found, ToolResult)
+                    tool = toolbox.find(call)
+                    assert not isinstance(tool, ToolResult)
                     context = Context(Task.of("x"))
-                    result = await found.run(call.arguments, context=context, environments={server: environment})
+                    result = await tool.run(call.arguments, context=context, environments={server: environment})
                     out.append(result.observation)
                 return out
 
@@ -218,8 +218,8 @@ async def test_lost_http_server_is_an_environment_fault():
 async def test_requests_without_the_key_and_of_web_pages_are_refused():
     message = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {}}
     async with serve(MCPApp([Counter], api_key="sécret")) as url, httpx.AsyncClient() as http:
-        wrong = [("x", ""), ("authorization", "Bearer x"), ("authorization", "sécret"), ("x-api-key", "é")]
-        for name, key in [*wrong, ("x-api-key", "secret")]:
+        wrong_keys = [("x", ""), ("authorization", "Bearer x"), ("authorization", "sécret"), ("x-api-key", "é")]
+        for name, key in [*wrong_keys, ("x-api-key", "secret")]:
             assert (await http.post(url, json=message, headers={name: key.encode()})).status_code == 401
         with_key = httpx2.AsyncClient(headers={"authorization": "Bearer sécret".encode()})
         async with with_key, Client(streamable_http_client(url, http_client=with_key)) as client:
@@ -335,7 +335,7 @@ async def test_misbehaving_http_servers_are_observations_or_faults():
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await ready.wait()
     url = f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"
-    found: dict[str, str] = {}
+    outcomes: dict[str, str] = {}
     for kind in ("well-behaved", "large json", "large event", "compressed", "not json", "unavailable", "silent"):
         # A busy machine takes seconds for 30 MB; only the silent server is to run into the limit.
         odd = mcp_server(url=url, name="Odd", timeout=2.0 if kind == "silent" else 60.0)
@@ -351,16 +351,16 @@ async def test_misbehaving_http_servers_are_observations_or_faults():
                         {}, context=Context(Task.of("x")), environments={odd: environment}
                     )
                 )
-                found[kind] = f"{returned.status.value}: {returned.observation}"
+                outcomes[kind] = f"{returned.status.value}: {returned.observation}"
             except EnvironmentFault as fault:
-                found[kind] = f"fault: {fault}"
+                outcomes[kind] = f"fault: {fault}"
         await manager.close()
     server.should_exit = True
     await serving
     listener.close()
-    assert found["well-behaved"] == "ok: x"
-    for each in ("large json", "large event", "compressed", "not json"):
-        assert found[each].startswith(("error: ", "fault: ")), found
-    assert "16,777,216 bytes" in found["large json"]
-    assert found["unavailable"].startswith("fault: the MCP server Odd is lost")
-    assert found["silent"].startswith("fault: 'say' gave neither an answer nor progress for 2 s")
+    assert outcomes["well-behaved"] == "ok: x"
+    for kind in ("large json", "large event", "compressed", "not json"):
+        assert outcomes[kind].startswith(("error: ", "fault: ")), outcomes
+    assert "16,777,216 bytes" in outcomes["large json"]
+    assert outcomes["unavailable"].startswith("fault: the MCP server Odd is lost")
+    assert outcomes["silent"].startswith("fault: 'say' gave neither an answer nor progress for 2 s")

@@ -53,13 +53,15 @@ def test_rows_have_the_advantages_of_a_local_run(name: str, kl: dict[str, Any], 
     config = TrainConfig(algorithm=name, kl=kl)
     groups = make_groups(greedy=config.algorithm.needs_greedy)
     groups = [
-        replace(group, episodes=tuple(replace(each, segment_reward=rule) for each in group.episodes))
+        replace(group, episodes=tuple(replace(episode, segment_reward=rule) for episode in group.episodes))
         for group in groups
     ]
     segments = [segment for group in groups for episode in group.episodes for segment in episode.segments]
     draw = np.random.default_rng(0)
     scores = {
-        field: [np.where(each.mask, draw.normal(size=len(each.mask)), 0).astype(np.float32) for each in segments]
+        field: [
+            np.where(segment.mask, draw.normal(size=len(segment.mask)), 0).astype(np.float32) for segment in segments
+        ]
         for field in ("old_log_probs", "ref_log_prob", "values")
     }
     learner: Any = SimpleNamespace(
@@ -87,22 +89,22 @@ def test_rows_have_the_advantages_of_a_local_run(name: str, kl: dict[str, Any], 
                         fields[field].insert(0, values[index][row.response])
                 index += 1
     computed = compute_row_advantages(groups, UIDS, keys, fields, config=config, kl_coef=0.3)
-    assert [each.name for each in computed.samples] == [each.name for each in expected]
-    by_name = {each.name: each for each in expected}
+    assert [sample.name for sample in computed.samples] == [sample.name for sample in expected]
+    by_name = {sample.name: sample for sample in expected}
     checked = 0
     for group in groups:
         for episode in group.episodes:
             for row in build_rows(episode.trajectory):
-                place = keys.index(row.key(UIDS[episode.trajectory.group]))
+                index = keys.index(row.key(UIDS[episode.trajectory.group]))
                 local = by_name[f"{episode.trajectory.id}#{row.segment}"]
-                assert np.abs(computed.advantages[place] - local.advantages[row.response]).max() < 1e-6
-                assert not computed.advantages[place][~row.mask].any()
-                assert np.array_equal(computed.learner_logprobs[local.name], fields["old_log_probs"][place][row.mask])
+                assert np.abs(computed.advantages[index] - local.advantages[row.response]).max() < 1e-6
+                assert not computed.advantages[index][~row.mask].any()
+                assert np.array_equal(computed.learner_logprobs[local.name], fields["old_log_probs"][index][row.mask])
                 if local.returns is not None:
-                    assert np.abs(computed.returns[place] - local.returns[row.response]).max() < 1e-6
+                    assert np.abs(computed.returns[index] - local.returns[row.response]).max() < 1e-6
                 checked += 1
     assert checked == len(expected) == len(keys) - 1
-    assert any(each.any() for each in computed.advantages)
+    assert any(advantages.any() for advantages in computed.advantages)
     assert not computed.advantages[keys.index("pad_0_0")].any()
 
 
@@ -144,9 +146,9 @@ def test_correction_is_that_of_a_local_run() -> None:
     }
     metrics, correction = measure_mismatch(fields, config)
     assert correction is not None
-    for row, mine, factors in zip(rows, old, correction, strict=True):
+    for row, learner_logprobs, factors in zip(rows, old, correction, strict=True):
         expected, _ = correction_weights(
-            torch.from_numpy(mine[row.mask]),
+            torch.from_numpy(learner_logprobs[row.mask]),
             torch.from_numpy(row.logprobs[row.mask]),
             torch.zeros(int(row.mask.sum()), dtype=torch.int64),
             num_sequences=1,
@@ -157,4 +159,4 @@ def test_correction_is_that_of_a_local_run() -> None:
     assert 0 < metrics["policy/corrected"] < 1
     assert metrics["policy/entropy"] == 2.0
     assert metrics["policy/tokens"] == 3 * sum(row.mask.sum() for row in rows)
-    assert {0.0} < {float(each) for factors in correction for each in factors}  # some are masked, some not
+    assert {0.0} < {float(factor) for factors in correction for factor in factors}  # some are masked, some not

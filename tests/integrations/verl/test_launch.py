@@ -47,16 +47,16 @@ def test_device_is_a_gpu_if_ray_reports_its_type_or_the_user_says_so() -> None:
 
 
 def test_sigterm_is_handled_as_before_ray_was_connected(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = signal.getsignal(signal.SIGTERM)
+    previous_handler = signal.getsignal(signal.SIGTERM)
     ray = SimpleNamespace(
         is_initialized=lambda: False, init=lambda **_: signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))
     )
     monkeypatch.setattr("agentfly.resources.runtimes.ray.runtime.import_ray", lambda: ray)
     try:
         launch.connect()
-        assert signal.getsignal(signal.SIGTERM) is before
+        assert signal.getsignal(signal.SIGTERM) is previous_handler
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous_handler)
 
 
 def test_vision_model_is_refused_by_name_before_the_cluster_is_used(
@@ -111,7 +111,7 @@ class RayError(Exception):
 
 
 @pytest.mark.parametrize(
-    ("starts", "error", "begun"),
+    ("starts", "error", "num_starts"),
     [
         ([[1, RayError()], [2, RayError()], [3, RayError()], [4]], None, 4),  # each has a new step
         ([[RayError()], [1, RayError()], [RayError()], [2]], None, 4),  # one failure in a row is allowed
@@ -123,16 +123,16 @@ class RayError(Exception):
     ],
 )
 def test_job_starts_again_at_most_once_without_a_new_step(
-    starts: list[list[Any]], error: Any, begun: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    starts: list[list[Any]], error: Any, num_starts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remaining = iter(starts)
     ended: list[Any] = []
 
     def follow(*_: Any) -> Iterator[StepRecord]:
-        for each in next(remaining):
-            if isinstance(each, Exception):
-                raise each
-            yield StepRecord(each, 9)
+        for outcome in next(remaining):
+            if isinstance(outcome, Exception):
+                raise outcome
+            yield StepRecord(outcome, 9)
 
     monkeypatch.setattr(launch, "follow", follow)
     monkeypatch.setattr(launch, "wait_until_free", lambda *_: None)
@@ -142,7 +142,7 @@ def test_job_starts_again_at_most_once_without_a_new_step(
     cluster = ClusterConfig(restarts=1)
     with pytest.raises(error) if error else contextlib.nullcontext():
         launch.supervise(ray, cluster, spec, verl_config=None, environment={}, from_step=None)
-    assert len(ended) == begun
+    assert len(ended) == num_starts
 
 
 def make_ray(open_run: Callable[[int | None], None]) -> Any:
@@ -161,18 +161,18 @@ def make_ray(open_run: Callable[[int | None], None]) -> Any:
 def test_start_that_died_before_its_first_step_is_repeated_from_the_same_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[int | None] = []
+    from_steps: list[int | None] = []
 
     def open_run(from_step: int | None) -> None:
-        asked.append(from_step)
-        if len(asked) == 1:
+        from_steps.append(from_step)
+        if len(from_steps) == 1:
             raise RayError("the process died")
 
     def follow(*_: Any) -> Iterator[StepRecord]:
-        if len(asked) == 2:
+        if len(from_steps) == 2:
             raise RayError("the process died while it loaded")
-        yield StepRecord(len(asked), 9)
-        if len(asked) == 3:
+        yield StepRecord(len(from_steps), 9)
+        if len(from_steps) == 3:
             raise RayError("the process died")
 
     monkeypatch.setattr(launch, "follow", follow)
@@ -181,7 +181,7 @@ def test_start_that_died_before_its_first_step_is_repeated_from_the_same_step(
     spec: Any = SimpleNamespace(folder=tmp_path)
     cluster = ClusterConfig(restarts=3)
     launch.supervise(make_ray(open_run), cluster, spec, verl_config=None, environment={}, from_step=4)
-    assert asked == [4, 4, 4, None]
+    assert from_steps == [4, 4, 4, None]
 
 
 def test_later_and_incomplete_checkpoints_are_removed(tmp_path: Path) -> None:
@@ -196,16 +196,16 @@ def test_later_and_incomplete_checkpoints_are_removed(tmp_path: Path) -> None:
     spec: Any = SimpleNamespace(folder=tmp_path, settings={"loggers": []})
 
     def rewind(from_step: int | None) -> tuple[int | None, list[str], list[int]]:
-        before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        contents = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
         opened = RunRecorder(spec, from_step)
         assert opened.poll() == ([], None)
-        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == contents
         opened.rewind()  # once everything is loaded
         assert opened.poll() == ([], Progress("start"))
         opened.close()
         run = RunDirectory(tmp_path)
-        folders = sorted(each.name for each in run.checkpoints.iterdir())
-        return opened.start, folders, [each.step for each in run.records()]
+        folders = sorted(folder.name for folder in run.checkpoints.iterdir())
+        return opened.start, folders, [record.step for record in run.records()]
 
     assert rewind(None) == (2, ["global_step_1", "global_step_2"], [1, 2])
     assert rewind(1) == (1, ["global_step_1"], [1])

@@ -11,7 +11,7 @@ from agentfly.types import Completion, FinishReason, Image, Message, Task
 
 
 def complete(*ids: int, version: int = 4) -> Completion:
-    return Completion(ids, [-each / 10 for each in ids], [version] * len(ids), FinishReason.STOP)
+    return Completion(ids, [-token_id / 10 for token_id in ids], [version] * len(ids), FinishReason.STOP)
 
 
 def make_chain() -> Trajectory:
@@ -26,7 +26,7 @@ def make_chain() -> Trajectory:
     third.append(Author.HISTORY, [10, 11, 12], turn=2)
     third.append_completion(complete(13, 14, version=5), Message("assistant", "c"), turn=2)
     turns = (TurnRecord(FinishReason.STOP),) * 3
-    segments = tuple(each.seal() for each in (first, second, third))
+    segments = tuple(segment.seal() for segment in (first, second, third))
     return Trajectory(Task.of("q"), segments, turns, StopReason.ANSWER, "c", group=7, chain=2, score=Score(0.5))
 
 
@@ -73,7 +73,7 @@ def test_placeholder_is_padding_without_sampled_tokens() -> None:
 
 def test_nested_rows_keep_their_lengths() -> None:
     nested = nest([np.ones(2), np.zeros(3)])
-    assert [each.tolist() for each in nested.unbind()] == [[1, 1], [0, 0, 0]]
+    assert [row.tolist() for row in nested.unbind()] == [[1, 1], [0, 0, 0]]
 
 
 def test_images_are_refused() -> None:

@@ -235,7 +235,7 @@ class Connection:
 
 def require_command_or_url(command: Sequence[str], url: str, name: str) -> None:
     """Raise ConfigError unless either a command or a URL is given."""
-    if isinstance(command, str) or not all(isinstance(each, str) for each in command):
+    if isinstance(command, str) or not all(isinstance(argument, str) for argument in command):
         raise ConfigError(f'{name}: command is a list such as ["uvx", "mcp-server-time"], not {command!r}')
     if bool(command) == bool(url):
         both = "both a command and a url" if url else "neither a command nor a url"

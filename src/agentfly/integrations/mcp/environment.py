@@ -100,13 +100,13 @@ class MCPServer(Environment):
     def tools(cls) -> list[Tool]:
         """The tools that the model may use."""
         cls.load_tools()
-        return [each for each in vars(cls).values() if isinstance(each, MCPTool)]
+        return [attribute for attribute in vars(cls).values() if isinstance(attribute, MCPTool)]
 
     @classmethod
     def _define_tools(cls, listed: Sequence[mcp_types.Tool]) -> None:
         # Some tools of the protocol version 2025-11-25 run only as tasks, which a plain call does not start.
         by_name = {
-            each.name: each for each in listed if each.execution is None or each.execution.task_support != "required"
+            tool.name: tool for tool in listed if tool.execution is None or tool.execution.task_support != "required"
         }
         if cls.reset_tool and cls.reset_tool not in by_name:
             raise ConfigError(f"{cls.__name__}.reset_tool is {cls.reset_tool!r}; there are {', '.join(by_name)}")
@@ -120,7 +120,7 @@ class MCPServer(Environment):
         )
         if not names:
             raise ConfigError(f"{cls.__name__} offers no tools; the server has {', '.join(by_name) or 'none'}")
-        inherited = [key for base in cls.__mro__ for key, each in vars(base).items() if isinstance(each, MCPTool)]
+        inherited = [name for base in cls.__mro__ for name, value in vars(base).items() if isinstance(value, MCPTool)]
         for attribute in inherited:
             setattr(cls, attribute, None)  # a class that has other settings may not offer it
         for tool_name, name in names.items():
@@ -210,7 +210,7 @@ class MCPServer(Environment):
             if not (key := os.environ.get(cls.api_key_variable)):
                 raise ConfigError(f"{cls.__name__} takes its key from {cls.api_key_variable}, which is not set")
             headers["authorization"] = f"Bearer {key}"
-        command = tuple(each.replace(FOLDER, folder) for each in cls.command)
+        command = tuple(argument.replace(FOLDER, folder) for argument in cls.command)
         if command:
             program = shutil.which(command[0], path=cls.env.get("PATH"))
             if program is None:
@@ -220,7 +220,7 @@ class MCPServer(Environment):
             cls.__name__,
             command=command,
             url=cls.url,
-            env={key: each.replace(FOLDER, folder) for key, each in cls.env.items()},
+            env={key: value.replace(FOLDER, folder) for key, value in cls.env.items()},
             headers=headers,
             cwd=cls.cwd.replace(FOLDER, folder),
             sessions=cls.stateful,
@@ -229,11 +229,17 @@ class MCPServer(Environment):
         )
 
     async def _connect(self) -> None:
-        self._connection = await Connection.open(self._endpoint(self._folder), self._warn_of_change)
+        def warn() -> None:
+            _LOG.warning(
+                "the tool list of the MCP server %s changed; the agent keeps the tools it was made with",
+                type(self).__name__,
+            )
+
+        self._connection = await Connection.open(self._endpoint(self._folder), on_change=warn)
         listed = await self._connection.list_tools()
         if self._listed is None:  # in a worker process, whose class has only just been imported
             type(self)._define_tools(listed)
-        now = {each.name: each.input_schema for each in listed}
+        now = {tool.name: tool.input_schema for tool in listed}
         changed = [name for name, schema in (self._listed or {}).items() if now.get(name) != schema]
         if changed:
             raise EnvironmentFault(
@@ -246,12 +252,6 @@ class MCPServer(Environment):
         if connection is not None:
             await connection.close()
 
-    def _warn_of_change(self) -> None:
-        _LOG.warning(
-            "the tool list of the MCP server %s changed; the agent keeps the tools it was made with",
-            type(self).__name__,
-        )
-
 
 def mcp_server(command: Sequence[str] = (), *, url: str = "", name: str = "", **settings: Any) -> type[MCPServer]:
     """An MCPServer class with these settings, for `tools=[mcp_server(["uvx", "mcp-server-time"])]`.
@@ -263,9 +263,9 @@ def mcp_server(command: Sequence[str] = (), *, url: str = "", name: str = "", **
         settings: Class attributes of MCPServer, such as `stateful=False` or `prefix="git_"`, and `pool`.
     """
     require_command_or_url(command, url, "mcp_server(…)")
-    known = [each for each in MCPServer.__annotations__ if not each.startswith("_")] + ["pool"]
-    if unknown := [each for each in settings if each not in known]:
-        raise ConfigError(f"mcp_server has no setting {unknown[0]!r}; it has {', '.join(known)}")
+    allowed = [setting for setting in MCPServer.__annotations__ if not setting.startswith("_")] + ["pool"]
+    if unknown := [setting for setting in settings if setting not in allowed]:
+        raise ConfigError(f"mcp_server has no setting {unknown[0]!r}; it has {', '.join(allowed)}")
     if not name:
         words = re.findall(r"[a-zA-Z0-9]+", url.partition("://")[2] or Path(command[-1]).name)
         name = "".join(word.capitalize() for word in words) or "Server"
@@ -288,11 +288,11 @@ def _add_tool(cls: type[MCPServer], tool: mcp_types.Tool, name: str) -> None:
     method.__module__ = cls.__module__
     description = tool.description or tool.title or ""
     arguments = SchemaArguments.read(name, description, tool.input_schema, cls.__name__)
-    made = MCPTool(
+    mcp_tool = MCPTool(
         method, arguments, name=name, description=description, max_length=cls.max_length, timeout=cls.max_seconds
     )
-    setattr(cls, attribute, made)
-    made.__set_name__(cls, attribute)
+    setattr(cls, attribute, mcp_tool)
+    mcp_tool.__set_name__(cls, attribute)
 
 
 async def _list_tools(cls: type[MCPServer]) -> list[mcp_types.Tool]:

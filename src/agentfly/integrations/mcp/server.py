@@ -163,13 +163,15 @@ class MCPApp:
             yield answer if self._key else BrowserGuard(answer)
 
     async def _list_tools(self, _: Any, __: Any) -> mcp_types.ListToolsResult:
-        functions = [schema["function"] for schema in self.toolbox.schemas]
-        return mcp_types.ListToolsResult(
-            tools=[
-                mcp_types.Tool(name=each["name"], description=each["description"], input_schema=each["parameters"])
-                for each in functions
-            ]
-        )
+        tools = []
+        for schema in self.toolbox.schemas:
+            function = schema["function"]
+            tools.append(
+                mcp_types.Tool(
+                    name=function["name"], description=function["description"], input_schema=function["parameters"]
+                )
+            )
+        return mcp_types.ListToolsResult(tools=tools)
 
     async def _call_tool(self, context: Any, params: mcp_types.CallToolRequestParams) -> mcp_types.CallToolResult:
         # Nothing public leads from a request to its connection, whose exit stack runs when the session has ended.
@@ -234,13 +236,13 @@ async def _send_error(send: Send, status: int, error: dict[str, Any]) -> None:
 
 def to_call_result(result: ToolResult) -> mcp_types.CallToolResult:
     """Convert the result of a tool: text and images. Other values are not sent: they may contain the solution."""
-    parts = (result.observation,) if isinstance(result.observation, str) else result.observation
+    blocks = (result.observation,) if isinstance(result.observation, str) else result.observation
     content: list[Any] = []
-    for part in parts:
-        if isinstance(part, str):
-            content.append(mcp_types.TextContent(text=part))
-        elif found := _DATA_URI.match(part.url):
-            content.append(mcp_types.ImageContent(data=part.url[found.end() :], mime_type=found[1]))
+    for block in blocks:
+        if isinstance(block, str):
+            content.append(mcp_types.TextContent(text=block))
+        elif data_uri := _DATA_URI.match(block.url):
+            content.append(mcp_types.ImageContent(data=block.url[data_uri.end() :], mime_type=data_uri[1]))
         else:
-            content.append(mcp_types.TextContent(text=f"[image at {part.url}]"))
+            content.append(mcp_types.TextContent(text=f"[image at {block.url}]"))
     return mcp_types.CallToolResult(content=content, is_error=result.status is not CallStatus.OK)

@@ -66,30 +66,30 @@ class SchemaArguments(ToolArguments):
             problem = getattr(error, "message", "") or str(error)
             owner = f"the MCP tool {tool!r}" + (f" of the server {server}" if server else "")
             raise ConfigError(f"the input schema of {owner} is malformed: {problem:.300}") from error
-        shown = {"type": "object", **{key: each for key, each in schema.items() if key != "$schema"}}
-        shown["properties"] = dict(properties)
+        object_schema = {"type": "object", **{key: value for key, value in schema.items() if key != "$schema"}}
+        object_schema["properties"] = dict(properties)
         # An empty registry: a `$ref` to another document is not fetched.
-        validator = jsonschema.validators.extend(validator_class, _KEYWORDS)(shown, registry=Registry())
-        return cls(tool, description, shown, adapter=cast("Any", None), validator=validator)
+        validator = jsonschema.validators.extend(validator_class, _KEYWORDS)(object_schema, registry=Registry())
+        return cls(tool, description, object_schema, adapter=cast("Any", None), validator=validator)
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any] | str:
         """Return the arguments, or an error message for the model."""
-        given = dict(arguments)
+        checked = dict(arguments)
         try:
-            json.dumps(given, ensure_ascii=False, allow_nan=False).encode()
+            json.dumps(checked, ensure_ascii=False, allow_nan=False).encode()
         except (ValueError, TypeError, RecursionError):  # half of a surrogate pair, an infinite number, a deep nesting
             return f"Error: the arguments of {self.tool!r} cannot be written as JSON. {self.usage}"
         try:
-            errors = list(self.validator.iter_errors(given))
+            errors = list(self.validator.iter_errors(checked))
             if errors:
-                given = convert_text(given, self.schema)
-                errors = list(self.validator.iter_errors(given))
+                checked = convert_text(checked, self.schema)
+                errors = list(self.validator.iter_errors(checked))
         except (Unresolvable, RecursionError) as error:
             return f"Error: the arguments of {self.tool!r} cannot be checked: {error!s:.200}"
-        problems = [self._describe(each) for each in errors[:5]]
+        problems = [self._describe(error) for error in errors[:5]]
         if problems:
             return f"Error: the arguments of {self.tool!r} do not fit: {'; '.join(problems)}. {self.usage}"
-        return given
+        return checked
 
     def _describe(self, error: Any) -> str:
         where = f"{'.'.join(map(str, error.path)):.80}"
@@ -100,10 +100,6 @@ class SchemaArguments(ToolArguments):
         return f"{where!r}: {error.message:.200}" if where else f"{error.message:.200}"
 
 
-def _skip(*_: Any) -> None:
-    """A keyword that only the server checks."""
-
-
 def _check_additional(validator: Any, value: Any, instance: Any, schema: Any) -> Any:
     if "patternProperties" not in schema:
         yield from jsonschema.Draft202012Validator.VALIDATORS["additionalProperties"](
@@ -112,7 +108,7 @@ def _check_additional(validator: Any, value: Any, instance: Any, schema: Any) ->
 
 
 _KEYWORDS: dict[str, Any] = {
-    **dict.fromkeys(("pattern", "patternProperties", "unevaluatedProperties", "unevaluatedItems"), _skip),
+    **dict.fromkeys(("pattern", "patternProperties", "unevaluatedProperties", "unevaluatedItems"), lambda *_: None),
     "additionalProperties": _check_additional,
 }
 """Keywords with a regular expression of the server, which could take any time: the model sees them, the server
@@ -138,7 +134,7 @@ def _check_bounds(schema: Any, *, legacy: bool) -> None:
                     f"a part of it has {names[0]!r}; only its root may, so that references can be bounded"
                 )
             anchors |= {node[key]: node for key in _ANCHORS if isinstance(node.get(key), str)}
-        pending += [part for part in _parts(node) if isinstance(part, dict | list)]
+        pending += _children(node)
     sizes: dict[int, tuple[int, int]] = {}
 
     def expand(node: Any, level: int) -> tuple[int, int]:
@@ -147,11 +143,11 @@ def _check_bounds(schema: Any, *, legacy: bool) -> None:
             if level > MAX_SCHEMA_DEPTH:
                 raise ConfigError(f"it is nested more than {MAX_SCHEMA_DEPTH} levels deep, references expanded")
             sizes[id(node)] = 1, 1  # of a reference to a node around it: the arguments end such a recursion
-            parts = [part for part in _parts(node) if isinstance(part, dict | list)]
+            children = _children(node)
             if isinstance(node, dict):
                 references = [_resolve(schema, anchors, node.get(key)) for key in _REFERENCES]
-                parts += [target for target in references if isinstance(target, dict | list)]
-            expanded = [expand(part, level + 1) for part in parts]
+                children += [target for target in references if isinstance(target, dict | list)]
+            expanded = [expand(child, level + 1) for child in children]
             sizes[id(node)] = (
                 1 + sum(nodes for nodes, _ in expanded),
                 1 + max((deep for _, deep in expanded), default=0),
@@ -166,8 +162,10 @@ def _check_bounds(schema: Any, *, legacy: bool) -> None:
     expand(schema, 1)
 
 
-def _parts(node: Any) -> list[Any]:
-    return list(node.values()) if isinstance(node, dict) else node
+def _children(node: Any) -> list[Any]:
+    """The objects and arrays directly inside a node."""
+    values = node.values() if isinstance(node, dict) else node
+    return [value for value in values if isinstance(value, dict | list)]
 
 
 def _resolve(schema: Any, anchors: Mapping[str, Any], reference: Any) -> Any:
@@ -223,8 +221,8 @@ def choose_names(
     """
     for setting, names in (("include", include or ()), ("exclude", exclude), ("rename", tuple(rename))):
         if missing := [name for name in names if name not in tools]:
-            there = ", ".join(tools) or "none"
-            raise ConfigError(f"{setting} names {missing[0]!r}, which the server does not offer; it has {there}")
+            offered = ", ".join(tools) or "none"
+            raise ConfigError(f"{setting} names {missing[0]!r}, which the server does not offer; it has {offered}")
     selected = [tool for tool in tools if (include is None or tool in include) and tool not in exclude]
     if len(selected) > MAX_TOOLS:
         raise ConfigError(
@@ -263,7 +261,7 @@ def to_observation(result: mcp_types.CallToolResult, progress: list[str]) -> dic
     returned: dict[str, Any] = {}
     if result.structured_content is not None:
         text = json.dumps(result.structured_content, ensure_ascii=False)
-        if not any(each.strip() for each in texts):
+        if not "".join(texts).strip():
             texts.append(text)
         if len(text) <= MAX_STRUCTURED:
             returned["structured"] = result.structured_content

@@ -145,27 +145,27 @@ class StdioTransport:
         assert self._process is not None
         line, size = bytearray(), 0
         while chunk := await self._process.stdout.read(_CHUNK):
-            parts = chunk.split(b"\n")
-            for index, part in enumerate(parts):
-                size += len(part)
-                line += part
+            lines = chunk.split(b"\n")
+            for index, fragment in enumerate(lines):
+                size += len(fragment)
+                line += fragment
                 if size > self._max_bytes:
                     line = line[:_KEPT] + line[-_KEPT:]
                 if size > _MAX_UNASKED * self._max_bytes:
                     raise ValueError(f"it sent {size:,} bytes of one message; at most {self._max_bytes:,} are read")
-                if index < len(parts) - 1:
+                if index < len(lines) - 1:
                     yield bytes(line), size
                     line, size = bytearray(), 0
 
     def _parse(self, line: bytes, size: int) -> mcp_types.JSONRPCMessage | None:
         """The message of a line; None if it is not a message, such as a log. Raises ValueError if it is too large."""
         if size > self._max_bytes:
-            found = next((match for pattern in _IDS if (match := pattern.search(line))), None)
-            if found is None:
+            id_match = next((match for pattern in _IDS if (match := pattern.search(line))), None)
+            if id_match is None:
                 raise ValueError(f"it sent a message of {size:,} bytes; at most {self._max_bytes:,} are read")
             reason = f"the result has {size:,} bytes; at most {self._max_bytes:,} are read"
             error = mcp_types.ErrorData(code=TOO_LARGE, message=reason)
-            return mcp_types.JSONRPCError(jsonrpc="2.0", id=int(found[1]), error=error)
+            return mcp_types.JSONRPCError(jsonrpc="2.0", id=int(id_match[1]), error=error)
         try:
             return mcp_types.jsonrpc_message_adapter.validate_json(line, by_name=False)
         except ValueError:

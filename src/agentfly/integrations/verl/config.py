@@ -15,6 +15,7 @@ from typing import Any, Literal, Self
 from agentfly.errors import ConfigError
 from agentfly.training.config import TrainConfig
 from agentfly.training.plan import TrainPlan
+from agentfly.validation import NonNegativeInt, PositiveInt, record
 
 Mode = Literal["sync", "colocate_async", "separate_async"]
 Device = Literal["cuda", "cpu"]
@@ -39,19 +40,19 @@ CPUS_PER_GPU = 3
 """Logical CPUs that verl reserves for each training process; it waits for them without a message."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class ClusterConfig:
     """The machines of a run. Written beside the fields of TrainConfig: `nodes=2 gpus=8`."""
 
-    nodes: int = 1
+    nodes: PositiveInt = 1
     """Machines that train; with synchronous rollout they also serve."""
-    gpus: int = 8
+    gpus: PositiveInt = 8
     """GPUs of each machine."""
-    rollout_nodes: int = 0
+    rollout_nodes: NonNegativeInt = 0
     """Further machines that only serve: rollout and training at the same time; needs async_training.max_staleness."""
-    workers: int = 2
+    workers: PositiveInt = 2
     """Processes that run chains, per training machine."""
-    restarts: int = 3
+    restarts: NonNegativeInt = 3
     """Restarts from the newest checkpoint without a completed step in between, before an error ends the run."""
     verl: Mapping[str, Any] = field(default_factory=dict)
     """Raw keys of verl's configuration."""
@@ -63,26 +64,27 @@ class ClusterConfig:
     @classmethod
     def split(cls, overrides: Mapping[str, Any]) -> tuple[Self, dict[str, Any]]:
         """Split overrides of the command line into those of the cluster, and those of TrainConfig."""
-        names = {each.name for each in fields(cls)} - {"verl"}
-        own = {name: value for name, value in overrides.items() if name in names}
-        raw = {name[5:]: value for name, value in overrides.items() if name.startswith("verl.")}
-        for name, value in own.items():
-            least = 0 if name in ("rollout_nodes", "restarts") else 1
-            if type(value) is not int or value < least:
-                raise ConfigError(f"{name} is an integer of at least {least}, not {value!r}")
+        cluster: dict[str, Any] = {}
+        raw: dict[str, Any] = {}
+        rest: dict[str, Any] = {}
+        names = {setting.name for setting in fields(cls)} - {"verl"}
+        for name, value in overrides.items():
+            if name.startswith("verl."):
+                raw[name.removeprefix("verl.")] = value
+            else:
+                (cluster if name in names else rest)[name] = value
         for name, value in raw.items():
             key = name.removeprefix("+")
             if setter := _FIELDS.get(key.removeprefix("actor_rollout_ref.")):
                 raise ConfigError(f"verl.{name}={value!r}: this key is set by a field; write {setter}=…")
             if key.startswith(_OWN_KEYS):
                 raise ConfigError(f"verl.{name}={value!r}: training with --on verl sets this key itself; leave it out")
-        rest = {name: each for name, each in overrides.items() if name not in own and not name.startswith("verl.")}
-        return cls(**own, verl=raw), rest
+        return cls(**cluster, verl=raw), rest
 
     def to_json(self) -> dict[str, Any]:
         """The overrides that `split` reads."""
-        own = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "verl"}
-        return own | {f"verl.{name}": value for name, value in self.verl.items()}
+        settings = {setting.name: getattr(self, setting.name) for setting in fields(self) if setting.name != "verl"}
+        return settings | {f"verl.{name}": value for name, value in self.verl.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +107,7 @@ class JobSpec:
 
 def list_checkpoints(folder: Path) -> list[int]:
     """The steps of complete checkpoints, in order."""
-    return sorted(int(each.parent.name.rpartition("_")[2]) for each in folder.glob(f"global_step_*/{STATE_FILE}"))
+    return sorted(int(file.parent.name.rpartition("_")[2]) for file in folder.glob(f"global_step_*/{STATE_FILE}"))
 
 
 def select_mode(config: TrainConfig, cluster: ClusterConfig) -> Mode:

@@ -71,17 +71,16 @@ def _check_versions(cluster: ClusterConfig) -> Iterator[Finding]:
     if find_version("verl") is None:
         yield "versions", False, f"verl is not installed: {install_command('verl')}, in an environment of its own"
         return
-    wrong = []
+    conflicts = []
     for package, extra in (("verl", ""), (DISTRIBUTION, "verl")):
         for requirement in map(Requirement, metadata.requires(package) or ()):
             needed = requirement.marker is None or requirement.marker.evaluate({"extra": extra})
-            found = find_version(requirement.name)
-            if needed and (found is None or not requirement.specifier.contains(found, prereleases=True)):
-                wrong.append(
-                    f"{package} asks for {requirement.name}{requirement.specifier}, and {found or 'none'} is installed"
-                )
-    shown = ", ".join(f"{name} {version}" for name in _SHOWN if (version := find_version(name)))
-    yield "versions", not wrong, "; ".join(wrong) or shown
+            installed = find_version(requirement.name)
+            if needed and (installed is None or not requirement.specifier.contains(installed, prereleases=True)):
+                needs = f"{package} asks for {requirement.name}{requirement.specifier}"
+                conflicts.append(f"{needs}, and {installed or 'none'} is installed")
+    versions = ", ".join(f"{name} {version}" for name in _SHOWN if (version := find_version(name)))
+    yield "versions", not conflicts, "; ".join(conflicts) or versions
 
 
 def _check_resources(cluster: ClusterConfig) -> Iterator[Finding]:
@@ -98,16 +97,16 @@ def _check_plugins(cluster: ClusterConfig) -> Iterator[Finding]:
     ray = connect()
     affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
     variables = CPU_ENVIRONMENT if check_cluster(ray, cluster) == "cpu" else {}
-    nodes = [each["NodeID"] for each in ray.nodes() if each["Alive"]]
+    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
     calls = [
         ray.remote(_list_plugins)
         .options(num_cpus=0, runtime_env={"env_vars": variables}, scheduling_strategy=affinity(node, soft=False))
         .remote()
         for node in nodes
     ]
-    found = set(ray.get(calls))
-    detail = " on all nodes" if len(found) == 1 else "; the nodes differ"
-    yield "plugins", len(found) == 1, " | ".join(sorted(found)) + detail
+    descriptions = set(ray.get(calls))
+    detail = " on all nodes" if len(descriptions) == 1 else "; the nodes differ"
+    yield "plugins", len(descriptions) == 1, " | ".join(sorted(descriptions)) + detail
 
 
 def _list_plugins() -> str:
@@ -135,8 +134,8 @@ def _check_training(cluster: ClusterConfig) -> Iterator[Finding]:
         records = [record.flat() for record in RunDirectory(run).records() if record.step]
     turns = sum(record["chain/turns"] * chains for record in records)
     seconds = sum(record["time/generate"] + record["time/tools"] + record["time/waiting"] for record in records)
-    found = f"{len(records)} steps of {chains} chains, {turns:.0f} turns in {seconds:.1f} s"
-    yield "training", len(records) == 2, found
+    summary = f"{len(records)} steps of {chains} chains, {turns:.0f} turns in {seconds:.1f} s"
+    yield "training", len(records) == 2, summary
     gap = records[-1]["policy/mismatch_max"]
     differ = f"with the new weights, log-probabilities of server and learner differ by {gap:.1e} at most"
     yield "weight sync", gap < 0.5, f"{records[-1]['time/publish']:.1f} s; {differ}"

@@ -65,7 +65,7 @@ class EngineServer:
         done = await self._backend.generate(Request(prompt_ids, sampling, stop_ids, chain=request_id))
         return TokenOutput(
             token_ids=list(done.token_ids),
-            log_probs=[float(each) for each in done.logprobs],
+            log_probs=[float(logprob) for logprob in done.logprobs],
             stop_reason="aborted" if done.finish is FinishReason.ABORTED else "completed",
             num_preempted=0,
             extra_fields={"global_steps": version},
@@ -74,7 +74,7 @@ class EngineServer:
     @retry_after_restart
     async def load_weights(self, weights: dict[str, Any], version: int) -> None:
         """Take new weights; running requests end with what they have sampled."""
-        tensors = [(name, torch.from_numpy(each.copy())) for name, each in weights.items()]
+        tensors = [(name, torch.from_numpy(array.copy())) for name, array in weights.items()]
         await self._backend.update_weights(tensors, version)
         self._version = version
         self._open.set()
@@ -191,13 +191,13 @@ class DirectTransfer(CheckpointEngine):  # type: ignore[misc]
         if self._sends:
             shared = ray.put(gathered)
             servers = [ray.get_actor(server_name(number)) for number in range(self._servers)]
-            await asyncio.gather(*(each.load_weights.remote(shared, global_steps or 0) for each in servers))
+            await asyncio.gather(*(server.load_weights.remote(shared, global_steps or 0) for server in servers))
 
     async def receive_weights(self, global_steps: int | None = None) -> AsyncIterator[tuple[str, Any]]:
         """Nothing: the servers have them already."""
         no_weights: list[tuple[str, Any]] = []
-        for each in no_weights:
-            yield each
+        for weight in no_weights:
+            yield weight
 
 
 RolloutReplicaRegistry.register(NAME, lambda: EngineReplica)

@@ -311,10 +311,10 @@ def end_job(ray: Any, job: Any) -> None:
 
 def list_placement_groups(ray: Any) -> dict[str, Any]:
     """The reservations of this driver's jobs for GPUs, by id."""
-    own = ray.get_runtime_context().get_job_id()
+    job_id = ray.get_runtime_context().get_job_id()
     table = ray.util.placement_group_table().items()
     # An id ends with that of the Ray job.
-    return {key: each for key, each in table if key.endswith(own) and each["state"] != "REMOVED"}
+    return {key: group for key, group in table if key.endswith(job_id) and group["state"] != "REMOVED"}
 
 
 def wait_until_free(ray: Any, cluster: ClusterConfig) -> None:
@@ -354,15 +354,15 @@ def check_cluster(ray: Any, cluster: ClusterConfig) -> Device:
     Returns the device: that of the raw key `trainer.device`, else GPUs if Ray reports the type of one; logical ones
     have none.
     """
-    nodes = [each["Resources"] for each in ray.nodes() if each["Alive"]]
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     needs = {"GPU": cluster.gpus, "CPU": cluster.gpus * CPUS_PER_GPU + cluster.workers}
-    wanted = cluster.nodes + cluster.rollout_nodes
+    num_nodes = cluster.nodes + cluster.rollout_nodes
     fitting = sum(all(node.get(name, 0) >= amount for name, amount in needs.items()) for node in nodes)
-    if fitting < wanted:
+    if fitting < num_nodes:
         has = "; ".join(", ".join(f"{node.get(name, 0):g} {name}" for name in needs) for node in nodes)
         needed = ", ".join(f"{amount} {name}" for name, amount in needs.items())
         raise ConfigError(
-            f"the run asks for {wanted} nodes with {needed} each; the cluster has {fitting} of them "
+            f"the run asks for {num_nodes} nodes with {needed} each; the cluster has {fitting} of them "
             f"({has or 'no node'}). Write nodes=… gpus=…, or start more with ray start --address=HEAD; without "
             "GPUs, ray start --num-gpus=1 --num-cpus=16 counts logical ones"
         )

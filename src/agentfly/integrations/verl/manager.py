@@ -84,12 +84,13 @@ class ChainWorker:
         self.agent = plan.make_agent(model_name_or_path=spec.model, backend=backend, template=plan.config.template)
         # Environments with the runtime `ray` are leased from one manager that all workers share; the others are started
         # by each worker, on its own machine.
-        own, scorer = self.agent.manager, self.agent.scorer
+        manager, scorer = self.agent.manager, self.agent.scorer
         scored = () if scorer is None else scorer.environments(self._sampler.task_at(0))
-        pools = [own.pools.get(each, each.pool) for each in (*self.agent.toolbox.environments, *scored)]
+        env_classes = (*self.agent.toolbox.environments, *scored)
+        pools = [manager.pools.get(env_class, env_class.pool) for env_class in env_classes]
         if any(isinstance(resolve_runtime(pool.runtime), RayRuntime) for pool in pools):
-            limits = {"instances": own.budget.instances, "memory": own.budget.memory}
-            self.agent.manager = RayManager(f"agentfly-{spec.folder.name}", own.pools, **limits)
+            limits = {"instances": manager.budget.instances, "memory": manager.budget.memory}
+            self.agent.manager = RayManager(f"agentfly-{spec.folder.name}", manager.pools, **limits)
 
     async def check(self) -> list[str]:
         """Raise ConfigError where the agent cannot be trained; returns the names of its tools."""
@@ -120,14 +121,14 @@ class ChainWorker:
             jobs.append(ChainJob(task, group, count, greedy))
         current_group.set(request.uid)
         running = run_chains(self.agent, jobs, manager=self.agent.manager)
-        chains = sorted([chain async for chain in running], key=lambda each: each.chain)
+        chains = sorted([chain async for chain in running], key=lambda chain: chain.chain)
         pools = await asyncio.to_thread(self.agent.manager.pool_metrics)  # may ask an actor
         finished = FinishedGroup(
             request=request,
             chains=tuple(chains[:count]),
             greedy=chains[count] if with_greedy else None,
-            leased=sum(each.leased for each in pools),
-            waiting=sum(each.waiting for each in pools),
+            leased=sum(pool.leased for pool in pools),
+            waiting=sum(pool.waiting for pool in pools),
         )
         if not request.held_out:
             selected = [episode for episodes in select_chains(finished.chains, config).groups for episode in episodes]
@@ -156,7 +157,7 @@ class RolloutManager:
         arguments = cloudpickle.dumps((spec, client))
         self.workers: list[Any] = [worker.remote(arguments) for _ in range(spec.workers)]
         try:
-            self.tools: list[str] = ray.get([each.check.remote() for each in self.workers])[0]
+            self.tools: list[str] = ray.get([actor.check.remote() for actor in self.workers])[0]
         except RayTaskError as error:
             raise error.cause from error
         self.reruns = 0
@@ -188,7 +189,7 @@ class RolloutManager:
         for uid, group in list(self._finished.items()):
             if group.request.step < oldest:
                 del self._finished[uid]
-        return sorted(taken, key=lambda each: each.request.position)
+        return sorted(taken, key=lambda group: group.request.position)
 
     def evaluate(self, num_tasks: int, step: int) -> list[FinishedGroup]:
         """Run the held-out tasks to their end."""
@@ -196,8 +197,8 @@ class RolloutManager:
             GroupRequest(uid=f"eval-{step}-{position}", position=position, step=step, held_out=True)
             for position in range(num_tasks)
         ]
-        running = [asyncio.run_coroutine_threadsafe(self._run_group(each), self._loop) for each in requests]
-        return [each.result() for each in running]
+        running = [asyncio.run_coroutine_threadsafe(self._run_group(request), self._loop) for request in requests]
+        return [future.result() for future in running]
 
     def raise_error(self) -> None:
         """Raise what made a group fail, if one did."""
@@ -223,7 +224,7 @@ class RolloutManager:
         numbers = range(len(self.workers))
         avoid = -1
         for attempt in range(1, MAX_ATTEMPTS + 1):
-            number = min(numbers, key=lambda each: (each == avoid, self._load[each]))
+            number = min(numbers, key=lambda candidate: (candidate == avoid, self._load[candidate]))
             self._load[number] += 1
             try:
                 group: FinishedGroup = await self.workers[number].run_group.remote(request)

@@ -48,7 +48,7 @@ class RunRecorder:
         start = -1 if self.start is None else self.start
         self._writer.truncate_after(start)
         self._writer.update_config(self._settings)
-        kept = {f"global_step_{each}" for each in list_checkpoints(self._checkpoints) if each <= start}
+        kept = {f"global_step_{step}" for step in list_checkpoints(self._checkpoints) if step <= start}
         for folder in self._checkpoints.glob("global_step_*"):
             if folder.name not in kept:
                 shutil.rmtree(folder)

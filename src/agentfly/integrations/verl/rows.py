@@ -137,7 +137,7 @@ def build_placeholder(version: int) -> Row:
 
 def nest(values: Sequence[npt.NDArray[Any]]) -> torch.Tensor:
     """Arrays of different lengths as one nested tensor [rows, response]."""
-    rows = [torch.from_numpy(np.ascontiguousarray(each, np.float32)) for each in values]
+    rows = [torch.from_numpy(np.ascontiguousarray(array, np.float32)) for array in values]
     return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
 
 
@@ -185,22 +185,22 @@ def compute_row_advantages(
     uids: verl's ids of the groups, by group number. fields: response_mask, rollout_log_probs, old_log_probs and, where
     the configuration needs them, ref_log_prob and values; one [response] array per row.
     """
-    places = {key: place for place, key in enumerate(keys)}
+    indices = {key: index for index, key in enumerate(keys)}
     names: list[str] = []  # of all segments, in the order in which `compute_samples` asks for their scores
-    rows: dict[str, tuple[Row, int]] = {}  # the row of a segment with sampled tokens, and its place in `keys`
+    rows: dict[str, tuple[Row, int]] = {}  # the row of a segment with sampled tokens, and its index in `keys`
     for group in groups:
         for chain in (episode.trajectory for episode in group.episodes):
             names += [f"{chain.id}#{number}" for number in range(len(chain.segments))]
             for row in build_rows(chain):
-                rows[f"{chain.id}#{row.segment}"] = row, places[row.key(uids[chain.group])]
+                rows[f"{chain.id}#{row.segment}"] = row, indices[row.key(uids[chain.group])]
 
     def read_scores(field: str, segments: Sequence[SegmentArrays], temperature: float = 1.0) -> list[Floats]:
         """What verl computed, as one [tokens] array per segment."""
         out = [np.zeros(len(segment.tokens), np.float32) for segment in segments]
         for name, values in zip(names, out, strict=True):
             if name in rows:
-                row, place = rows[name]
-                values[row.response] = np.where(row.mask, fields[field][place], 0.0)
+                row, index = rows[name]
+                values[row.response] = np.where(row.mask, fields[field][index], 0.0)
         return out
 
     learner: Any = SimpleNamespace(
@@ -214,11 +214,11 @@ def compute_row_advantages(
     returns = [np.zeros(len(mask), np.float32) for mask in masks]
     learner_logprobs = {}
     for sample in samples:
-        row, place = rows[sample.name]
-        advantages[place] = sample.advantages[row.response]
+        row, index = rows[sample.name]
+        advantages[index] = sample.advantages[row.response]
         if sample.returns is not None:
-            returns[place] = sample.returns[row.response]
-        learner_logprobs[sample.name] = fields["old_log_probs"][place][row.mask]
+            returns[index] = sample.returns[row.response]
+        learner_logprobs[sample.name] = fields["old_log_probs"][index][row.mask]
     return RowAdvantages(samples, learner_logprobs, advantages, returns)
 
 

@@ -143,10 +143,10 @@ class AgentFlyTrainer:
         super().on_step_end()  # type: ignore[misc]
         # Servers that were restarted have the new weights, and may answer again. Those that are dead stay out.
         balancer = self._server_manager.global_load_balancer
-        known = ray.get(balancer.get_all_servers.remote())
+        balanced = ray.get(balancer.get_all_servers.remote())
         servers = zip(self._server_manager.server_addresses, self._server_manager.server_handles, strict=True)
         for name, server in servers:
-            if name not in known:
+            if name not in balanced:
                 with contextlib.suppress(RayActorError, GetTimeoutError):
                     ray.get(server.__ray_ready__.remote(), timeout=SERVER_SECONDS)
                     ray.get(balancer.add_servers.remote({name: server}))
@@ -218,8 +218,8 @@ class AgentFlyTrainer:
         self._computed = None
         self._own_metrics = {}
         # In a fixed order: that of the queue depends on which group ended first, and with it the rounding of sums.
-        parts = [key.rsplit("_", 2) for key in batch.keys]
-        order = [(self._uids.index(uid), int(chain), int(index)) for uid, chain, index in parts]
+        key_fields = [key.rsplit("_", 2) for key in batch.keys]
+        order = [(self._uids.index(uid), int(chain), int(index)) for uid, chain, index in key_fields]
         batch.reorder(sorted(range(len(order)), key=order.__getitem__))
         require_trainable(self.global_steps, chains)
 
@@ -241,7 +241,7 @@ class AgentFlyTrainer:
         names += ["ref_log_prob"] if self.use_reference_policy else []  # type: ignore[attr-defined]
         names += ["values"] if self.use_critic else []  # type: ignore[attr-defined]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
-        fields = {name: [each.float().numpy() for each in data[name].unbind()] for name in names}
+        fields = {name: [row.float().numpy() for row in data[name].unbind()] for name in names}
         self._computed = compute_row_advantages(
             self._batch.groups, self._uids, batch.keys, fields, config=self._train_config, kl_coef=self._kl.coef
         )
@@ -310,7 +310,7 @@ class AgentFlyTrainer:
             if isinstance(value, int | float | np.number)
         }
         rollout_seconds = elapsed if config.async_training.max_staleness else max(timing_raw.get("gen", 0.0), 1e-9)
-        sampled = sum(each.sampled_tokens for each in self._batch.trajectories)
+        sampled = sum(chain.sampled_tokens for chain in self._batch.trajectories)
         figures |= {
             **self._own_metrics,
             "rollout/reruns": float(self.rollout.reruns),
