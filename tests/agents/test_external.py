@@ -98,8 +98,8 @@ async def test_a_plain_function_may_return_its_reward() -> None:
     def program(base_url: str, api_key: str, task: Task, answer: str) -> dict[str, Any]:
         with httpx.Client(headers={"x-api-key": api_key}, timeout=60) as client:
             body = {"messages": [{"role": "user", "content": task.question}], "max_tokens": 50}
-            said = client.post(f"{base_url}/messages", json=body).json()["content"][0]["text"]
-        return {"prediction": said, "reward": float(said == answer), "length": len(said)}
+            reply = client.post(f"{base_url}/messages", json=body).json()["content"][0]["text"]
+        return {"prediction": reply, "reward": float(reply == answer), "length": len(reply)}
 
     agent = make_agent("four", program)
     (chain,) = await agent.run({"question": "2 + 2?", "answer": "four"})

@@ -165,7 +165,7 @@ async def test_malformed_actions_are_answered(action_format: str, text: str, pro
 
 
 @pytest.mark.parametrize(
-    ("action_format", "point", "shown"),
+    ("action_format", "point", "screen_point"),
     [
         # A server resizes images to multiples of 28 pixels: 160 × 210 is sent as 168 × 224.
         ("ui-tars-1.5", (42, 56), (168, 224)),
@@ -175,7 +175,7 @@ async def test_malformed_actions_are_answered(action_format: str, text: str, pro
     ],
 )
 async def test_points_are_converted_to_thousandths_of_the_image_shown(
-    action_format: str, point: tuple[int, int], shown: tuple[int, int]
+    action_format: str, point: tuple[int, int], screen_point: tuple[int, int]
 ) -> None:
     CALLS.clear()
     write = gui(action_format).format.write
@@ -184,7 +184,7 @@ async def test_points_are_converted_to_thousandths_of_the_image_shown(
     (chain,) = await agent.run("Go.")
     assert CALLS == [("click_at", 250, 250)]
     assert isinstance(agent.backend, Server)
-    assert open_image(agent.backend.requests[-1].messages[-1].images[-1]).size == shown
+    assert open_image(agent.backend.requests[-1].messages[-1].images[-1]).size == screen_point
     assert [message.text for message in chain.messages if message.role == "assistant"] == script
     assert [call.status for call in chain.calls] == [CallStatus.OK] * 2
 

@@ -23,8 +23,8 @@ async def solve(question: str, base_url: str, api_key: str, env: Lookup) -> str:
     """One run of the agent. The tool acts in the chain's own environment."""
 
     async def lookup(_: RunContextWrapper[Any], arguments: str) -> str:
-        given = json.loads(arguments)
-        return str(await env.lookup(str(given.get("who")), str(given.get("what"))))
+        parsed = json.loads(arguments)
+        return str(await env.lookup(str(parsed.get("who")), str(parsed.get("what"))))
 
     function = TOOL_SCHEMA["function"]
     tool = FunctionTool(

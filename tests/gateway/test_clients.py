@@ -18,22 +18,22 @@ async def test_chat_completions(stream: bool, openai: Any) -> None:
         messages: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Add."}]
         async with openai.AsyncOpenAI(base_url=gateway.base_url, api_key=key, max_retries=0) as client:
             while True:
-                asked = {"model": "any", "messages": messages, "tools": [FUNCTION]}
+                request = {"model": "any", "messages": messages, "tools": [FUNCTION]}
                 if stream:
-                    async with client.chat.completions.stream(**asked) as events:
+                    async with client.chat.completions.stream(**request) as events:
                         async for _ in events:
                             pass
                         choice = (await events.get_final_completion()).choices[0]
                 else:
-                    choice = (await client.chat.completions.create(**asked)).choices[0]
+                    choice = (await client.chat.completions.create(**request)).choices[0]
                 messages.append(choice.message.model_dump(exclude_none=True, exclude={"parsed"}))
                 if not choice.message.tool_calls:
                     break
                 assert choice.finish_reason == "tool_calls"
-                for each in choice.message.tool_calls:
-                    given = json.loads(each.function.arguments)
-                    result = str(given["a"] + given["b"])
-                    messages.append({"role": "tool", "tool_call_id": each.id, "content": result})
+                for call in choice.message.tool_calls:
+                    arguments = json.loads(call.function.arguments)
+                    result = str(arguments["a"] + arguments["b"])
+                    messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
         assert choice.finish_reason == "stop"
         check_ten_turns(session)
         await gateway.close_session(key)
@@ -50,20 +50,20 @@ async def test_responses(stream: bool, chained: bool, openai: Any) -> None:
         previous = openai.omit
         async with openai.AsyncOpenAI(base_url=gateway.base_url, api_key=key, max_retries=0) as client:
             while True:
-                asked = {"model": "any", "input": items, "tools": [tool], "instructions": "Be brief."}
-                asked["previous_response_id"] = previous
+                request = {"model": "any", "input": items, "tools": [tool], "instructions": "Be brief."}
+                request["previous_response_id"] = previous
                 if stream:
-                    async with client.responses.stream(**asked) as events:
+                    async with client.responses.stream(**request) as events:
                         async for _ in events:
                             pass
                         response = await events.get_final_response()
                 else:
-                    response = await client.responses.create(**asked)
+                    response = await client.responses.create(**request)
                 results = []
                 for item in response.output:
                     if item.type == "function_call":
-                        given = json.loads(item.arguments)
-                        output = str(given["a"] + given["b"])
+                        arguments = json.loads(item.arguments)
+                        output = str(arguments["a"] + arguments["b"])
                         results.append({"type": "function_call_output", "call_id": item.call_id, "output": output})
                 if not results:
                     break
@@ -83,12 +83,18 @@ async def test_anthropic_messages(stream: bool, anthropic: Any) -> None:
         tools = [{"name": "add", "description": DESCRIPTION, "input_schema": PARAMETERS}]
         async with anthropic.AsyncAnthropic(base_url=gateway.url, api_key=key, max_retries=0) as client:
             while True:
-                asked = {"model": "any", "messages": messages, "tools": tools, "max_tokens": 200, "system": "Be brief."}
+                request = {
+                    "model": "any",
+                    "messages": messages,
+                    "tools": tools,
+                    "max_tokens": 200,
+                    "system": "Be brief.",
+                }
                 if stream:
-                    async with client.messages.stream(**asked) as events:
+                    async with client.messages.stream(**request) as events:
                         reply = await events.get_final_message()
                 else:
-                    reply = await client.messages.create(**asked)
+                    reply = await client.messages.create(**request)
                 messages.append({"role": "assistant", "content": [block.model_dump() for block in reply.content]})
                 results = [
                     {"type": "tool_result", "tool_use_id": b.id, "content": str(b.input["a"] + b.input["b"])}
@@ -117,7 +123,7 @@ async def test_token_ids_and_log_probabilities_are_returned(openai: Any) -> None
         template = gateway.templates.base
         assert template.codec.decode(choice.token_ids) == "Hello.<|im_end|>"
         assert reply.prompt_token_ids == template.start([{"role": "user", "content": "Hi"}])
-        assert [each.logprob for each in choice.logprobs.content] == [-0.1] * len(choice.token_ids)
+        assert [entry.logprob for entry in choice.logprobs.content] == [-0.1] * len(choice.token_ids)
         include = ["message.output_text.logprobs"]
         for stream in (False, True):
             answer = await client.responses.create(
@@ -126,7 +132,7 @@ async def test_token_ids_and_log_probabilities_are_returned(openai: Any) -> None
             if stream:
                 answer = [event async for event in answer][-1].response
             assert answer.token_ids == choice.token_ids
-            assert [each.logprob for each in answer.output[0].content[0].logprobs] == [-0.1] * len(choice.token_ids)
+            assert [entry.logprob for entry in answer.output[0].content[0].logprobs] == [-0.1] * len(choice.token_ids)
         assert (await client.models.list()).data[0].id == "scripted"
 
 

@@ -77,9 +77,9 @@ async def test_a_stream_that_is_cancelled_frees_its_rows_of_the_engine(gateway: 
         # The model does not end its turn at this temperature: the stream would go on up to the context length.
         fields = {"model": "tiny", "messages": [QUESTION], "temperature": 100.0, "stream": True}
         streams = [await client.chat.completions.create(**fields) for _ in range(3)]
-        for each in streams:
-            await anext(aiter(each))
-            await each.close()
+        for opened in streams:
+            await anext(aiter(opened))
+            await opened.close()
         while scheduler.running or scheduler.waiting:  # the test's time limit is the limit
             await asyncio.sleep(0.01)
         assert await stream(client, temperature=0.0, max_tokens=24)
@@ -109,7 +109,7 @@ async def test_a_recorded_chain_has_the_engines_log_probabilities(small_model: P
             )
         assert session.recorder is not None
         (segment,) = session.recorder.segments
-        logprobs = [each.logprob for each in reply.choices[0].logprobs.content]
+        logprobs = [entry.logprob for entry in reply.choices[0].logprobs.content]
         assert logprobs == pytest.approx(segment.logprobs[segment.mask].tolist(), abs=1e-6)
         assert segment.weight_versions[segment.mask].tolist() == [0] * len(logprobs)
     await agent.close()
@@ -121,7 +121,7 @@ def serve_command(tmp_path: Path, *arguments: str) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    files = [tmp_path / each for each in ("stdin", "stdout", "stderr")]
+    files = [tmp_path / name for name in ("stdin", "stdout", "stderr")]
     files[0].write_text("")
     with fork(run_main, [*arguments, "--port", port], files, tmp_path, None) as process:
         while not (files[1].exists() and "is served at" in files[1].read_text()):
@@ -165,7 +165,7 @@ def test_the_model_of_a_run_is_served(tmp_path: Path) -> None:
     trained = HFAgent(find_checkpoint(str(run)))
     sampled = asyncio.run(run_once(trained))
     assert choice["token_ids"] == sampled.token_ids
-    logprobs = [each["logprob"] for each in choice["logprobs"]["content"]]
+    logprobs = [entry["logprob"] for entry in choice["logprobs"]["content"]]
     assert logprobs == pytest.approx(sampled.logprobs, abs=1e-4)
 
 

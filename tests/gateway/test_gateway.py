@@ -121,11 +121,11 @@ async def test_a_response_is_continued_by_its_id_also_if_another_has_the_same_te
                 done = await respond(input=[result], previous_response_id=answer["id"])
                 assert done.json()["output"][0]["content"][0]["text"] == "3"
             foreign = {"type": "function_call_output", "call_id": ids[1], "output": "3"}
-            wrong = await respond(input=[foreign], previous_response_id=answers[0]["id"])
-            assert (wrong.status_code, ids[1] in wrong.text) == (400, True)
+            rejected = await respond(input=[foreign], previous_response_id=answers[0]["id"])
+            assert (rejected.status_code, ids[1] in rejected.text) == (400, True)
         assert session.recorder is not None
         assert [len(session.recorder.segments), session.recorder.continued] == [2, 2]
-        results = [span.messages[0] for each in session.recorder.segments for span in each.spans if span.turn > 1]
+        results = [span.messages[0] for segment in session.recorder.segments for span in segment.spans if span.turn > 1]
         assert [message.name for message in results if message.role == "tool"] == ["add", "add"]
 
 
@@ -213,8 +213,8 @@ async def test_results_are_shown_in_the_order_of_their_calls() -> None:
         recorder = session.recorder
         assert recorder is not None
         assert [len(recorder.segments), recorder.continued] == [1, 1]
-        shown = session.templates.base.codec.decode(recorder.segments[0].tokens.tolist())
-        assert shown.index("two") < shown.index("four")
+        prompt_text = session.templates.base.codec.decode(recorder.segments[0].tokens.tolist())
+        assert prompt_text.index("two") < prompt_text.index("four")
         done = {"role": "assistant", "content": "done"}
         exchanged = answer((ids[0], "four"), (ids[1], "two"))
         await ask(gateway, key, [USER, first, *exchanged, done, USER], tools=[TOOL])
@@ -601,8 +601,8 @@ async def test_arguments_written_as_text_have_the_types_of_the_request_s_schema(
         json.dumps(json.dumps(converted))[1:-1],
         json.dumps(json.dumps(json.dumps(converted)))[1:-1],
     )
-    shown = response.text.replace(", ", ",").replace(": ", ":")
-    assert any(text.replace(", ", ",").replace(": ", ":") in shown for text in texts), response.text
+    body = response.text.replace(", ", ",").replace(": ", ":")
+    assert any(text.replace(", ", ",").replace(": ", ":") in body for text in texts), response.text
     assert session.recorder is not None
     sampled = session.recorder.segments[0].spans[-1].messages[0]
     assert dict(sampled.tool_calls[0].arguments) == values  # the record has what the model wrote

@@ -95,13 +95,13 @@ async def test_langgraph(stream: bool) -> None:
             model="any", base_url=gateway.base_url, api_key=key, max_retries=0, http_async_client=http
         )
         agent = prebuilt.create_react_agent(model, [add], prompt="Be brief.")
-        asked: Any = {"messages": [("user", QUESTION)]}
+        state_in: Any = {"messages": [("user", QUESTION)]}
         text = ""
         if stream:
-            async for chunk, info in agent.astream(asked, {"recursion_limit": 50}, stream_mode="messages"):
+            async for chunk, info in agent.astream(state_in, {"recursion_limit": 50}, stream_mode="messages"):
                 text += str(chunk.content) if info["langgraph_node"] == "agent" else ""
         else:
-            state = await agent.ainvoke(asked, {"recursion_limit": 50})
+            state = await agent.ainvoke(state_in, {"recursion_limit": 50})
             text = state["messages"][-1].content
         assert text.endswith("The sum is 18.")
         check_ten_turns(session)

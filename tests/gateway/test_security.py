@@ -213,8 +213,8 @@ async def test_keys_are_compared_as_bytes_in_constant_time(monkeypatch: pytest.M
         chain_key, _ = await gateway.open_session(SETTINGS)
         url = f"{gateway.base_url}/chat/completions"
         async with httpx.AsyncClient(timeout=60) as client:
-            for wrong in WRONG_KEYS:
-                for headers in ({"authorization": b"Bearer " + wrong}, {"authorization": wrong}, {"x-api-key": wrong}):
+            for key in WRONG_KEYS:
+                for headers in ({"authorization": b"Bearer " + key}, {"authorization": key}, {"x-api-key": key}):
                     answer = await client.post(url, json=body, headers=headers)
                     assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key"), headers
             for headers in (
@@ -232,8 +232,8 @@ async def test_keys_are_compared_as_bytes_in_constant_time(monkeypatch: pytest.M
                 assert (await client.post(url, json=body, headers=headers)).is_success
             assert (await client.post(url, json=body, headers={"x-api-key": chain_key})).is_success
         # Digests, whose comparison and lookup say nothing about the keys, their length included.
-        assert all(type(each) is bytes and len(each) == 32 for pair in compared for each in pair)
-        assert [type(each) is bytes and len(each) == 32 for each in gateway._keys] == [True]
+        assert all(type(digest) is bytes and len(digest) == 32 for pair in compared for digest in pair)
+        assert [type(digest) is bytes and len(digest) == 32 for digest in gateway._keys] == [True]
 
 
 class _Exploit:
@@ -283,7 +283,7 @@ def test_code_that_reads_requests_imports_nothing_that_loads_objects() -> None:
         for node in ast.walk(ast.parse(file.read_text())):
             names: set[str] = set()
             if isinstance(node, ast.Import):
-                names = {each.name.partition(".")[0] for each in node.names}
+                names = {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
                 names = {(node.module or "").partition(".")[0]}
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):

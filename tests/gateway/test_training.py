@@ -17,6 +17,6 @@ def test_an_unchanged_agent_learns(tmp_path: Path) -> None:
     pytest.importorskip("agents", reason="needs openai-agents: make gateway")
     done = run_command("train", RECIPE, "--run", tmp_path / "run")
     assert done.returncode == 0, done.stderr
-    rewards = [each.eval.reward for each in RunDirectory(tmp_path / "run").records() if each.eval is not None]
+    rewards = [record.eval.reward for record in RunDirectory(tmp_path / "run").records() if record.eval is not None]
     assert rewards[0] <= 0.3
     assert rewards[-1] >= 0.8

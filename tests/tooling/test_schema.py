@@ -359,9 +359,9 @@ def test_usage_names_choices() -> None:
 
 def test_keyword_arguments_are_open() -> None:
     @tool
-    def anything(a: int, **more: Any) -> str:
+    def anything(a: int, **extra: Any) -> str:
         """Take anything."""
-        return f"{a} {more}"
+        return f"{a} {extra}"
 
     assert anything.schema["function"]["parameters"]["additionalProperties"] is True
     assert anything.arguments.check({"a": 1, "b": 2}) == {"a": 1, "b": 2}

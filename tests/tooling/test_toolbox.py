@@ -274,9 +274,9 @@ async def test_a_method_of_a_plain_object_is_bound_to_it() -> None:
     notebook, other_notebook = Notebook(), Notebook()
     assert notebook.note("a") == "1"
     box = Toolbox([notebook.note])
-    (found,) = box
-    assert list(found.schema["function"]["parameters"]["properties"]) == ["line"]
-    assert (await run(found, line="b")).observation == "2"
+    (found_tool,) = box
+    assert list(found_tool.schema["function"]["parameters"]["properties"]) == ["line"]
+    assert (await run(found_tool, line="b")).observation == "2"
     assert (notebook.lines, other_notebook.lines) == (["a", "b"], [])
     assert len(Toolbox([notebook.note, notebook.note])) == 1
     with pytest.raises(ConfigError, match="two tools are named 'note'"):
@@ -375,9 +375,9 @@ async def test_environments_and_the_context_are_injected_and_hidden() -> None:
 
 async def test_model_cannot_override_injected_parameters() -> None:
     @tool
-    def open_ended(context: Context, **more: Any) -> str:
+    def open_ended(context: Context, **extra: Any) -> str:
         """Take anything."""
-        return f"{context.chain_id} {sorted(more)}"
+        return f"{context.chain_id} {sorted(extra)}"
 
     assert (await run(open_ended, context="forged", a=1)).observation == "2/1 ['a']"
 
@@ -551,7 +551,7 @@ def picture_bytes() -> bytes:
 @pytest.mark.parametrize("form", ["pillow", "bytes", "path", "uri", "image"])
 async def test_image_is_shown_with_the_observation(form: str, tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(picture_bytes())
-    given = {
+    values = {
         "pillow": Picture.new("RGB", (2, 2), "blue"),
         "bytes": picture_bytes(),
         "path": tmp_path / "a.png",
@@ -562,7 +562,7 @@ async def test_image_is_shown_with_the_observation(form: str, tmp_path: Path) ->
     @tool
     def look(words: str) -> Any:
         """Look."""
-        return {"observation": words, "image": given}
+        return {"observation": words, "image": values}
 
     observation = (await run(look, words="see")).observation
     assert (observation[0], len(observation)) == ("see", 2)

@@ -47,9 +47,9 @@ async def read_request(receive: Receive, max_bytes: int, seconds: float) -> byte
 
 def read_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     """The key of a request: its bearer token, or x-api-key. Bytes, since a header may have any; clients send UTF-8."""
-    found = dict(headers)
-    scheme, _, token = found.get(b"authorization", b"").partition(b" ")
-    return token.strip() if scheme.lower() == b"bearer" else found.get(b"x-api-key", b"")
+    header_values = dict(headers)
+    scheme, _, token = header_values.get(b"authorization", b"").partition(b" ")
+    return token.strip() if scheme.lower() == b"bearer" else header_values.get(b"x-api-key", b"")
 
 
 def digest_key(key: bytes | str) -> bytes:
@@ -57,9 +57,9 @@ def digest_key(key: bytes | str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape") if isinstance(key, str) else key).digest()
 
 
-def equals_key(given: bytes, key: str) -> bool:
+def equals_key(received: bytes, key: str) -> bool:
     """Whether a client has sent this key, in a time that depends on neither."""
-    return hmac.compare_digest(digest_key(given), digest_key(key))
+    return hmac.compare_digest(digest_key(received), digest_key(key))
 
 
 class BrowserGuard:
@@ -100,13 +100,13 @@ class BrowserGuard:
         """Why a request with these headers is rejected; empty if it is accepted."""
         if ANY_HOST in self._allowed:
             return ""
-        place, host = _parse_host(f"//{headers.get('host', '')}")
+        netloc, host = _parse_host(f"//{headers.get('host', '')}")
         if not (host in self._allowed or host == "localhost" or is_address(host)):
-            return f"the Host {place[:100]!r} is not allowed{self._hint}"
+            return f"the Host {netloc[:100]!r} is not allowed{self._hint}"
         origin = headers.get("origin")
         if origin is not None:
-            origin_place, origin_host = _parse_host(origin)
-            if origin_host not in self._allowed and origin_place != place:
+            origin_netloc, origin_host = _parse_host(origin)
+            if origin_host not in self._allowed and origin_netloc != netloc:
                 return f"the Origin {origin[:100]!r} is not allowed{self._hint}"
         return ""
 
@@ -114,8 +114,8 @@ class BrowserGuard:
 def _parse_host(address: str) -> tuple[str, str]:
     """Return host with port, and host, in lower case; both empty for a malformed address."""
     try:
-        parts = urlsplit(address)
-        return parts.netloc.lower(), parts.hostname or ""
+        url = urlsplit(address)
+        return url.netloc.lower(), url.hostname or ""
     except ValueError:
         return "", ""
 

@@ -174,7 +174,7 @@ def normalize_content(content: Content) -> Content:
     """Normalize the images of a message."""
     if isinstance(content, str):
         return content
-    return tuple(normalize_image(part) if isinstance(part, Image) else part for part in content)
+    return tuple(normalize_image(block) if isinstance(block, Image) else block for block in content)
 
 
 def fetch_image(image: Image) -> Image:

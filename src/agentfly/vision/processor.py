@@ -115,7 +115,7 @@ class ImageProcessor:
                 f"the messages have {len(images)} images, but the template writes {len(following)} placeholders "
                 f"{self.placeholder!r}"
             )
-        return first + "".join(self.encode(image).text + after for image, after in zip(images, following, strict=True))
+        return first + "".join(self.encode(image).text + gap for image, gap in zip(images, following, strict=True))
 
     def collapse(self, prompt: Sequence[int], positions: Sequence[int] | Ids, images: Sequence[Image]) -> list[int]:
         """The prompt with one placeholder token per image, as vLLM takes it: the inverse of `expand`, for tokens.
@@ -191,8 +191,8 @@ def load_image_processor(folder: str) -> ImageProcessor:
     if not hasattr(config, "vision_config"):
         raise ConfigError(f"a model of type {kind!r} has no vision tower")
     if tuple(map(int, transformers.__version__.split(".")[:2])) < MIN_TRANSFORMERS:
-        least = ".".join(map(str, MIN_TRANSFORMERS))
-        raise ConfigError(f"images need transformers {least} or later, not {transformers.__version__}")
+        minimum = ".".join(map(str, MIN_TRANSFORMERS))
+        raise ConfigError(f"images need transformers {minimum} or later, not {transformers.__version__}")
     if kind not in SUPPORTED:
         reason = _REASONS.get(kind, "its prompts with images have not been checked")
         raise ConfigError(f"images of a {kind!r} model are not supported: {reason}. Supported: {', '.join(SUPPORTED)}")
@@ -215,12 +215,12 @@ def _processor_class(base: Any) -> Any:
     class ImageOnlyProcessor(base):  # type: ignore[misc]
         @classmethod
         def _get_arguments_from_pretrained(cls, folder: str, *_: Any, **__: Any) -> list[Any]:
-            parts: dict[str, Any] = {
+            components: dict[str, Any] = {
                 "image_processor": AutoImageProcessor.from_pretrained(folder, backend="pil"),
                 "tokenizer": AutoTokenizer.from_pretrained(folder),
                 "video_processor": _NoVideoProcessor(),
             }
-            return [parts[name] for name in inspect.signature(base.__init__).parameters if name in parts]
+            return [components[name] for name in inspect.signature(base.__init__).parameters if name in components]
 
         def check_argument_for_proper_class(self, name: str, argument: Any) -> Any:
             return type(argument)
