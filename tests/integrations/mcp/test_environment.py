@@ -396,6 +396,17 @@ def test_recursive_schema_is_validated():
     assert "'left.id': 1 is not of type 'string'" in str(arguments.check({"left": {"id": 1}}))
 
 
+def test_validation_that_doubles_with_each_level_of_the_arguments_is_given_up():
+    twice = [{"properties": {"x": {"$ref": "#/$defs/node"}}}] * 2
+    schema = {"properties": {"x": {"$ref": "#/$defs/node"}}, "$defs": {"node": {"type": "object", "allOf": twice}}}
+    arguments = SchemaArguments.read("say", "", schema)
+    nested: dict[str, Any] = {}
+    for _ in range(60):
+        nested = {"x": nested}
+    assert "'say' cannot be checked: that takes more than 50,000 steps" in str(arguments.check(nested))
+    assert arguments.check({"x": {"x": {}}}) == {"x": {"x": {}}}  # every call has all steps
+
+
 def test_patterns_are_shown_and_left_to_the_server():
     slow = "^(a+)+$"
     schema = {

@@ -7,7 +7,9 @@ import binascii
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, cast
 from urllib.parse import unquote
 
@@ -32,7 +34,10 @@ MAX_SCHEMA_BYTES = 1 << 16
 MAX_SCHEMA_DEPTH = 128
 """Levels of JSON in an input schema whose references are expanded."""
 MAX_SCHEMA_NODES = 20_000
-"""Objects and arrays in an input schema whose references are expanded: they bound the time of a validation."""
+"""Objects and arrays in an input schema whose references are expanded, recursive ones once."""
+MAX_VALIDATION_STEPS = 50_000
+"""Keywords that are evaluated for the arguments of one call, half a second. A recursive schema that uses itself twice
+doubles the steps with each level of the arguments."""
 MAX_IMAGES = 32
 MAX_RESULT_PIXELS = 64_000_000
 """Images of one result, and pixels of all of them; a single image of this size is scaled down. The others are not
@@ -69,7 +74,8 @@ class SchemaArguments(ToolArguments):
         object_schema = {"type": "object", **{key: value for key, value in schema.items() if key != "$schema"}}
         object_schema["properties"] = dict(properties)
         # An empty registry: a `$ref` to another document is not fetched.
-        validator = jsonschema.validators.extend(validator_class, _KEYWORDS)(object_schema, registry=Registry())
+        keywords = {name: _count_steps(check) for name, check in {**validator_class.VALIDATORS, **_KEYWORDS}.items()}
+        validator = jsonschema.validators.extend(validator_class, keywords)(object_schema, registry=Registry())
         return cls(tool, description, object_schema, adapter=cast("Any", None), validator=validator)
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any] | str:
@@ -79,14 +85,14 @@ class SchemaArguments(ToolArguments):
             json.dumps(checked, ensure_ascii=False, allow_nan=False).encode()
         except (ValueError, TypeError, RecursionError):  # half of a surrogate pair, an infinite number, a deep nesting
             return f"Error: the arguments of {self.tool!r} cannot be written as JSON. {self.usage}"
+        _STEPS_LEFT.set(MAX_VALIDATION_STEPS)
         try:
-            errors = list(self.validator.iter_errors(checked))
-            if errors:
+            if not self.validator.is_valid(checked):
                 checked = convert_text(checked, self.schema)
-                errors = list(self.validator.iter_errors(checked))
-        except (Unresolvable, RecursionError) as error:
+            errors = list(islice(self.validator.iter_errors(checked), 5))
+        except (Unresolvable, RecursionError, ValidationTooLong) as error:
             return f"Error: the arguments of {self.tool!r} cannot be checked: {error!s:.200}"
-        problems = [self._describe(error) for error in errors[:5]]
+        problems = [self._describe(error) for error in errors]
         if problems:
             return f"Error: the arguments of {self.tool!r} do not fit: {'; '.join(problems)}. {self.usage}"
         return checked
@@ -100,6 +106,29 @@ class SchemaArguments(ToolArguments):
         return f"{where!r}: {error.message:.200}" if where else f"{error.message:.200}"
 
 
+class ValidationTooLong(Exception):
+    """The arguments of a call take more than `MAX_VALIDATION_STEPS` to validate."""
+
+
+_STEPS_LEFT: ContextVar[int] = ContextVar("steps_left", default=MAX_VALIDATION_STEPS)
+
+
+def _count_steps(check: Callable[..., Any]) -> Callable[..., Any]:
+    """The check of a keyword, counted as a step of the validation."""
+
+    def counted(*args: Any) -> Any:
+        if (left := _STEPS_LEFT.get()) == 0:
+            raise ValidationTooLong(f"that takes more than {MAX_VALIDATION_STEPS:,} steps")
+        _STEPS_LEFT.set(left - 1)
+        return check(*args)
+
+    return counted
+
+
+def _skip(*_: Any) -> None:
+    """A keyword that only the server checks."""
+
+
 def _check_additional(validator: Any, value: Any, instance: Any, schema: Any) -> Any:
     if "patternProperties" not in schema:
         yield from jsonschema.Draft202012Validator.VALIDATORS["additionalProperties"](
@@ -108,11 +137,13 @@ def _check_additional(validator: Any, value: Any, instance: Any, schema: Any) ->
 
 
 _KEYWORDS: dict[str, Any] = {
-    **dict.fromkeys(("pattern", "patternProperties", "unevaluatedProperties", "unevaluatedItems"), lambda *_: None),
+    **dict.fromkeys(
+        ("pattern", "patternProperties", "unevaluatedProperties", "unevaluatedItems", "uniqueItems"), _skip
+    ),
     "additionalProperties": _check_additional,
 }
-"""Keywords with a regular expression of the server, which could take any time: the model sees them, the server
-validates its arguments itself."""
+"""Keywords that could take any time, as regular expressions of the server do: the model sees them, the server validates
+its arguments itself."""
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _LEGACY = (jsonschema.Draft3Validator, jsonschema.Draft4Validator)
 """Drafts whose `$id` is `id`."""
