@@ -16,6 +16,7 @@ from agentfly.agent import HIDDEN_IMAGE
 from agentfly.agents import HFAgent, ReactAgent
 from agentfly.backends.base import Request
 from agentfly.backends.scripted import ScriptedBackend, ScriptedTurn
+from agentfly.environment import Scope
 from agentfly.errors import BackendFault, ConfigError, EnvironmentFault
 from agentfly.rollout.limits import RecoveryRule
 from agentfly.segment import Author
@@ -647,6 +648,20 @@ async def test_environment_too_busy_to_be_scored_after_a_timeout_counts_as_rewar
     assert (trajectory.stop, trajectory.attempts) == (StopReason.TOOL_TIMEOUT, 1)
     assert (trajectory.reward, trajectory.treatment) == (None, TrainingTreatment.ZERO)
     assert "Shelf does not answer any more since: ToolTimeout: tool 'sort'" in trajectory.failures[-1].message
+
+
+async def test_instance_that_all_chains_use_concurrently_survives_a_call_over_its_time_limit() -> None:
+    class Library(Shelf):
+        pool = Pool(scope=Scope.GLOBAL, concurrent=True)
+
+        async def start(self) -> None:
+            self.books, self.hangs = 0, False
+
+    Shelf.closed.clear()
+    manager = ResourceManager()
+    (trajectory,) = await byte_agent([call("sort")], tools=[Library], manager=manager).run("Go.")
+    assert (trajectory.stop, manager.num_instances, Shelf.closed) == (StopReason.TOOL_TIMEOUT, 1, [])
+    await manager.close()
 
 
 async def test_repeated_timeouts_of_a_function_end_the_chain_as_a_tool_timeout() -> None:

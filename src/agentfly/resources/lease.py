@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, cast
 
 from agentfly.environment import Environment, Scope
-from agentfly.errors import ConfigError, EnvironmentFault, describe
+from agentfly.errors import ConfigError, EnvironmentFault, ToolTimeout, describe
 from agentfly.resources.metrics import Holder
 from agentfly.resources.pool import Instance, PoolState, QueueTimeout
 from agentfly.types import Task
@@ -175,9 +175,9 @@ class Leases:
     ) -> T:
         """Run an action in the chain's instances; actions in a shared instance run one at a time unless `concurrent`.
 
-        An instance is evicted after an action that raised an EnvironmentFault, and after a cancelled action unless its
-        pool is `concurrent`. A later action in it, as of a reward, has at most `reset_timeout` seconds: the instance
-        may still be busy with the earlier one.
+        An instance is evicted after an action that raised an EnvironmentFault; unless its pool is `concurrent`, also
+        after one that was cancelled or exceeded its time limit. A later action in it, as of a reward, has at most
+        `reset_timeout` seconds: the instance may still be busy with the earlier one.
         """
         environments = {env_class: await self.get(env_class) for env_class in env_classes}
         instances = [self._held[env_class] for env_class in env_classes]
@@ -193,9 +193,10 @@ class Leases:
                     self._act_with_deadline(instances, action(environments)) if evicted else action(environments)
                 )
             except (EnvironmentFault, asyncio.CancelledError) as error:
+                # Other chains use a concurrent instance beside a slow call, and a new one may take minutes to start.
+                slow = isinstance(error, ToolTimeout | asyncio.CancelledError)
                 for instance in instances:
-                    concurrent = self._provider.pool(instance.env_class).settings.concurrent
-                    if isinstance(error, EnvironmentFault) or not concurrent:
+                    if not (slow and self._provider.pool(instance.env_class).settings.concurrent):
                         instance.evict_reason = instance.evict_reason or describe(error)
                 raise
             finally:
