@@ -820,6 +820,17 @@ async def test_async_tool_that_blocks_the_loop_is_reported_once(late: bool, capl
     assert record.getMessage().startswith(f"tool '{name}' blocked the event loop for 0.")
 
 
+async def test_blocking_of_a_tool_that_fails_is_counted() -> None:
+    @tool
+    async def block_and_fail() -> str:
+        """Block the event loop, and fail."""
+        time.sleep(0.25)  # noqa: ASYNC251
+        raise ValueError("late")
+
+    result = await run(block_and_fail)
+    assert (result.status, result.record.blocked >= 0.25) == (CallStatus.ERROR, True)
+
+
 async def test_cancelling_the_caller_cancels_the_tool() -> None:
     seen = asyncio.Event()
     stopped = asyncio.Event()

@@ -237,6 +237,7 @@ class Tool(plugins.NamedFunction):
     ) -> ToolResult:
         started = time.perf_counter()
         limit = asyncio.timeout(self.timeout)
+        timer: LoopTimer[Any] | None = None
         try:
             checked = self.arguments.check(arguments)
             if isinstance(checked, str):
@@ -264,7 +265,9 @@ class Tool(plugins.NamedFunction):
             else:
                 message = f"Error: tool {self.name!r} took longer than {self.timeout:g} s and was given up."
             message = self._truncate(message, max(self.max_length, 200))
-            return ToolResult(message, status, name=self.name, seconds=time.perf_counter() - started)
+            blocked = 0.0 if timer is None else timer.blocked
+            seconds = time.perf_counter() - started
+            return ToolResult(message, status, name=self.name, seconds=seconds, blocked=blocked)
 
     def _to_result(self, returned: Any, seconds: float) -> ToolResult:
         if isinstance(returned, Image):
