@@ -82,6 +82,17 @@ async def test_agent_of_the_original_readme_is_recorded_like_a_prebuilt_agent() 
     assert np.array_equal(segment.logprobs, expected_segment.logprobs, equal_nan=True)
 
 
+async def test_reply_may_be_the_content_of_the_message_that_parse_returns() -> None:
+    class Verbatim(CustomizedAgent):
+        def parse(self, responses, tools):
+            messages = super().parse(responses, tools)
+            return [{**message, "content": text} for message, text in zip(messages, responses, strict=True)]
+
+    (chain,) = await customized(Verbatim).run("1+2?")
+    assert (chain.stop, chain.prediction) == (StopReason.ANSWER, "three")
+    assert [message.text for message in chain.messages] == ["1+2?", SCRIPT[0], "3", "three"]
+
+
 async def test_prompt_is_the_recorded_buffer_whatever_the_text_was_decoded_to() -> None:
     agent = customized(CustomizedAgent, Recording(["ü" + SCRIPT[0], "three"]))
     (chain,) = await agent.run("1+2?")

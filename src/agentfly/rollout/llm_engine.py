@@ -65,6 +65,10 @@ class SampledText(str):
         sampled.completion = completion
         return sampled
 
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        # A copy is plain text: `parse` may put the reply into its message, which is copied in every further turn.
+        return str, (str(self),)
+
 
 def completion_text(template: Template | None, request: Request, completion: Completion) -> str:
     """The text of a completion, with its control tokens as the template's parser expects them."""
