@@ -51,6 +51,7 @@ def test_records_may_be_given_as_names_and_mappings() -> None:
         ({"batch_size": 8}, "write tasks_per_step"),
         ({"max_prompt_length": 512}, "write run_options.context_length"),
         ({"num_generations": 8}, "write num_chains"),
+        ({"gamma": 0.99}, "write algorithm.gamma"),
         ({"max_completion_length": 512}, "write sampling.max_tokens"),
         ({"actor_rollout_ref.rollout.n": 8}, "write num_chains"),
         ({"rollout.n": 8}, "write num_chains"),

@@ -279,7 +279,8 @@ FOREIGN_FIELDS = {
     "use_vllm": "backend=vllm", "model_name_or_path": "model", "lora_r": "lora_rank", "generation_config": "sampling",
     "n_gpus_per_node": "gpus", "nnodes": "nodes, with --on verl", "train_files": "tasks in the recipe",
     "val_files": "eval_tasks in the recipe", "output_dir": "--run FOLDER", "default_local_dir": "--run FOLDER",
-    "experiment_name": "--run FOLDER", "run_name": "--run FOLDER",
+    "experiment_name": "--run FOLDER", "run_name": "--run FOLDER", "gamma": "algorithm.gamma", "lam": "algorithm.lam",
+    "reward_funcs": "reward= of the agent", "project_name": "the environment variable WANDB_PROJECT",
 }  # fmt: skip
 """Fields of TRL and verl, without verl's groups (`actor_rollout_ref.rollout.`) → ours, for error messages."""
 
