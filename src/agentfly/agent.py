@@ -133,7 +133,6 @@ class BaseAgent:
         prompt = self.default_system_prompt if system_prompt is None else system_prompt
         if not isinstance(prompt, str | None):
             raise ConfigError(f"system_prompt is text, not {prompt!r:.80}")
-        self.system_prompt = (prompt or "").replace("{tools}", self.describe_tools())
         self.control = LoopControl(
             RecoveryRule.of(self.default_on_no_call if on_no_call is None else on_no_call),
             RecoveryRule.of(on_invalid_call),
@@ -149,6 +148,7 @@ class BaseAgent:
         self.load_template: partial[Template]
         """Returns the template for other tools than the agent's; absent if the server renders the prompt."""
         self.template = self._build_template(template, dict(template_config or {}))
+        self.system_prompt = (prompt or "").replace("{tools}", self.describe_tools())
         self.trajectories: tuple[Trajectory, ...] = ()
         """The trajectories of the last finished run."""
 
@@ -241,7 +241,9 @@ class BaseAgent:
         for tool in self.toolbox:
             function = tool.schema["function"]
             lines.append(f"- {tool.name}: {function['description']} {tool.arguments.usage}")
-        return "\n".join(lines) or "(none)"
+        text = "\n".join(lines) or "(none)"
+        # A system prompt may hold control tokens, and the descriptions of an MCP server must not forge any in it.
+        return text if self.template is None else self.template.codec.cut(text, " ")
 
     # ── running ──
 
