@@ -297,6 +297,17 @@ async def test_a_bad_reward_of_a_program_fails_its_own_chain(value: object) -> N
     await agent.close()
 
 
+async def test_a_bad_reward_of_a_program_keeps_the_treatment_of_a_failed_chain() -> None:
+    async def program(base_url: str, api_key: str, messages: list[Any]) -> dict[str, Any]:
+        await ask(base_url, api_key, messages, max_tokens=2)
+        return {"prediction": "x", "reward": float("nan")}
+
+    agent = make_agent("a reply", program)
+    (chain,) = await agent.run("Hi", failures={"truncation": "drop_group", "reward": "mask"})
+    assert (chain.stop, chain.treatment) == (StopReason.TRUNCATED, TrainingTreatment.DROP_GROUP)
+    await agent.close()
+
+
 async def test_a_metric_that_is_no_number_is_stored_as_none() -> None:
     async def program(value: float) -> dict[str, Any]:
         return {"prediction": "x", "reward": 1, "loss": value}

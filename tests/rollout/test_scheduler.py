@@ -265,15 +265,21 @@ async def test_failed_reward_is_retried_and_fails_only_its_chain() -> None:
     assert (zero.treatment, len(zero.failures)) == (TrainingTreatment.ZERO, 1)
 
 
-async def test_failed_reward_keeps_the_stop_reason_and_treatment_of_a_failed_chain() -> None:
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [(ValueError("no judge"), FailureKind.REWARD), (EnvironmentFault("it died"), FailureKind.ENVIRONMENT)],
+)
+async def test_failed_reward_keeps_the_stop_reason_and_treatment_of_a_failed_chain(
+    error: Exception, kind: FailureKind
+) -> None:
     @reward
     def broken(prediction: str) -> float:
-        raise ValueError("no judge")
+        raise error
 
-    failures = {"truncation": "drop_group", "reward": "mask", "retries": 0}
+    failures = {"truncation": "drop_group", "reward": "mask", "environment": "mask", "retries": 0}
     (chain,) = await byte_agent("a reply", reward=broken).run("a", failures=failures, sampling={"max_tokens": 2})
     assert (chain.stop, chain.treatment) == (StopReason.TRUNCATED, TrainingTreatment.DROP_GROUP)
-    assert [failure.kind for failure in chain.failures] == [FailureKind.REWARD]
+    assert [failure.kind for failure in chain.failures] == [kind]
 
 
 async def test_unknown_reward_parameter_is_rejected_before_the_first_token() -> None:

@@ -52,6 +52,22 @@ async def test_sampling_seeds_depend_on_the_step_and_the_seed_of_the_run() -> No
     assert len({*first, *second, *other_seed}) == 3 * 8  # no reply is sampled twice
 
 
+async def test_groups_of_later_rounds_have_numbers_and_seeds_of_their_own() -> None:
+    """Two of four groups never have variance: others are sampled in further rounds, and take their place."""
+
+    @reward
+    def vary_odd(prediction: str, number: int) -> float:
+        return float(prediction) * (number % 2)
+
+    config = build_config(zero_variance="resample", tasks_per_step=4)
+    agent = byte_agent(pick_number, reward=vary_odd)
+    batch = await StepCollector(agent, TaskSampler(TASKS, 0), config, lambda _: None).collect(1)
+    assert len(batch.trajectories) > 8
+    assert len({chain.id for chain in batch.trajectories}) == len(batch.trajectories)
+    assert len({chain.prediction for chain in batch.trajectories}) == len(batch.trajectories)
+    assert len({group[0].trajectory.group for group in batch.selection.groups}) == 4
+
+
 async def test_rewards_of_a_step_reach_the_task_sampler() -> None:
     config = build_config(zero_variance="avoid", tasks_per_step=4)
     sampler = DifficultySampler(TASKS, seed=0)
