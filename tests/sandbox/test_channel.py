@@ -30,7 +30,6 @@ class FakeHost:
 
     folder = "/session"
     limits = LIMITS
-    direct = None
 
     def __init__(self) -> None:
         host_end, self.theirs = socket.socketpair()
@@ -201,61 +200,6 @@ async def test_early_reply_ends_the_next_call(host) -> None:
 async def _answer_twice(host: FakeHost) -> None:
     number = (await host.question())["id"]
     await host.say(reply_frames(number, OK) + reply_frames(number, {**OK, "value": "'forged'"}))
-
-
-@pytest.mark.parametrize(
-    ("sent", "request_of_the_host"),
-    [
-        (frame(b"R", {"id": 1, **OK}), {"do": "restart", "why": "forged", "direct": True}),
-        (frame(b"R", b"{"), {"do": "restart", "why": "forged", "direct": True}),
-        (frame(b"A", {"id": 1}), {"do": "restart", "why": "forged", "direct": True}),
-        (b"no frame at all", {"do": "restart", "why": "forged", "direct": True}),
-        (struct.pack(">Ic", 1 << 31, b"R"), {"do": "restart", "why": "forged", "direct": True}),
-        (b"", {"do": "hangup"}),
-    ],
-)
-async def test_interpreter_that_breaks_its_own_channel_is_replaced(
-    host, sent: bytes, request_of_the_host: dict[str, str]
-) -> None:
-    host_end, session_end = socket.socketpair()
-    session_end.setblocking(False)
-    host.direct = channel.SessionChannel(host_end)
-    session = Session(open_another, host)
-    running = asyncio.create_task(session.run("x"))
-    await asyncio.get_running_loop().sock_recv(session_end, 1000)
-    session_end.send(sent)
-    session_end.close()
-    assert await host.question() == request_of_the_host
-    await host.say(frame(b"N", {"ended": "died", "status": 3 << 8}))
-    number = (await host.question())["id"]
-    await host.say(frame(b"O", b"last words") + frame(b"A", {"id": number, "dropped": 0}))
-    outcome = await running
-    assert (outcome.end, outcome.output) == (EndReason.DIED, "last words")
-    assert "status 3" in outcome.message
-    assert outcome.files_kept
-    assert not outcome.state_kept
-    assert (await play(host, lambda n: reply_frames(n, OK), lambda _: session.run("y"))).value == "1", (
-        "relayed from now on"
-    )
-
-
-async def test_interrupt_that_crosses_the_reply_is_over_before_the_next_call(host, monkeypatch) -> None:
-    monkeypatch.setattr(host_module, "GRACE", 60)
-    host_end, session_end = socket.socketpair()
-    session_end.setblocking(False)
-    host.direct = channel.SessionChannel(host_end)
-    session = Session(open_another, host)
-    running = asyncio.create_task(session.run("x"))
-    question = await asyncio.get_running_loop().sock_recv(session_end, 1000)
-    assert await host.question() == {"do": "interrupt", "why": "killed", "direct": True}
-    session_end.send(frame(b"R", {"id": struct.unpack_from(">Q", question, 5)[0], **OK}))
-    request = await asyncio.wait_for(host.question(), 60)
-    assert request["do"] == "output", "the session init has handled the interrupt when it answers this"
-    assert not running.done()
-    await host.say(frame(b"A", {"id": request["id"], "dropped": 0}))
-    assert (await running).value == "1"
-    session_end.close()
-    host.direct.close()
 
 
 async def test_peer_that_sends_instead_of_reading_does_not_fill_the_memory(host) -> None:

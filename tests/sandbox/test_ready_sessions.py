@@ -156,7 +156,7 @@ async def test_late_request_to_stop_a_command_does_not_stop_python(sandbox) -> N
     session = await sandbox.open_session()
     await session.run("import time; kept = 5")
     for step in ("interrupt", "restart"):
-        request = json.dumps({"do": step, "why": "killed", "direct": False}).encode()
+        request = json.dumps({"do": step, "why": "killed"}).encode()
         await session._host.channel.send(channel.QUESTION, request)
         await session.list_files()  # the session init has handled the request
         outcome = await session.run("kept")

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentfly.sandbox.inside import frames
-from agentfly.sandbox.inside.frames import ANSWER, DATA, NOTICE, OUTPUT, QUESTION, REPLY
+from agentfly.sandbox.inside.frames import ANSWER, DATA, OUTPUT, QUESTION, REPLY
 
-__all__ = ["ANSWER", "DATA", "NOTICE", "OUTPUT", "QUESTION", "REPLY"]
-_MAX_LENGTH = {ANSWER: 8 << 20, OUTPUT: 4 << 20, REPLY: 24 << 20, DATA: 1 << 20, NOTICE: 1 << 10}
+__all__ = ["ANSWER", "DATA", "OUTPUT", "QUESTION", "REPLY"]
+_MAX_LENGTH = {ANSWER: 8 << 20, OUTPUT: 4 << 20, REPLY: 24 << 20, DATA: 1 << 20}
 _CHUNK = 1 << 16  # bytes read at once. The memory for more would be mapped and unmapped for every message
 _FRAME_COST = 64  # bytes charged per frame, so that empty frames use up the budget too
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -37,11 +37,6 @@ class ChannelError(Exception):
 
 class ChannelClosed(ChannelError):
     """The peer closed the channel."""
-
-    def __init__(self, message: str, *, unread: bool = False) -> None:
-        super().__init__(message)
-        self.unread = unread
-        """Whether the peer has not read all that was sent to it."""
 
 
 class ProtocolViolation(ChannelError):
@@ -114,7 +109,7 @@ class SessionChannel:
                 await self._wait(writing=True)
             except OSError as error:
                 self.gone = True
-                raise ChannelClosed(str(error), unread=True) from error
+                raise ChannelClosed(str(error)) from error
 
     def send_now(self, kind: bytes, payload: bytes) -> None:
         """Send a short frame without waiting. If the buffer is full the peer does not read; the deadline handles it."""
@@ -177,7 +172,7 @@ class SessionChannel:
         except BlockingIOError:
             return
         except OSError as error:
-            self._closed = ChannelClosed(str(error), unread=isinstance(error, ConnectionResetError))
+            self._closed = ChannelClosed(str(error))
         self._waiting.set_result(None)
 
     def _stop_reading(self) -> None:
@@ -248,8 +243,6 @@ class InterpreterReply:
     traceback: str | None = None
     figures: tuple[bytes, ...] = ()
     dropped: int = 0
-    output: bool = False
-    """Whether the session init may have output of the call."""
 
 
 _REPLY_FORM: Form = {
@@ -260,7 +253,6 @@ _REPLY_FORM: Form = {
     "traceback": is_text,
     "figures": lambda value: isinstance(value, list) and len(value) <= 8 and all(map(is_text, value)),
     "dropped": is_count,
-    "output": is_flag,
 }
 _REPLY_OPTIONAL = frozenset(_REPLY_FORM) - {"id", "status"}
 

@@ -22,8 +22,6 @@ class SessionHost(ABC):
 
     channel: channels.SessionChannel
     """To the session init."""
-    direct: channels.SessionChannel | None = None
-    """To the first interpreter, while it lives. None: calls are relayed by the session init."""
     folder: str
     """Working folder, as the session sees it."""
 
@@ -106,23 +104,15 @@ class Deadline:
         self._at = 0.0
         """When to take the next step, in the time of the event loop."""
         self._steps: list[str] = []
-        self._direct = False
-        """Whether the running call went to the interpreter itself."""
         self.expired = False
         """Whether the time limit of the last call passed before its answer came."""
 
-    def start(self, host: SessionHost, seconds: float, *, direct: bool = False) -> None:
-        """Start a call with this time limit. direct: it goes to the interpreter, past the session init."""
+    def start(self, host: SessionHost, seconds: float) -> None:
+        """Start a call with this time limit."""
         self._host = host
-        self._direct = direct
         self._steps = ["interrupt", "restart", "expire"]
         self.expired = False
         self._set(max(seconds, 0.0))
-
-    def extend(self, seconds: float) -> None:
-        """Give the session up after that time instead: the interpreter has answered or ended."""
-        self._steps = ["expire"]
-        self._set(seconds)
 
     def stop(self) -> None:
         """End the call."""
@@ -153,9 +143,7 @@ class Deadline:
         step = self._steps.pop(0)
         if step == "expire":
             self._host.channel.expire()
-            if self._host.direct:
-                self._host.direct.expire()
         else:
-            request = {"do": step, "why": "killed", "direct": self._direct}
+            request = {"do": step, "why": "killed"}
             self._host.channel.send_now(channels.QUESTION, json.dumps(request).encode())
             self._set(GRACE)

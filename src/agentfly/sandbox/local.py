@@ -180,10 +180,7 @@ class LocalHost(SessionHost):
             self.folder = config["work"] = str(self._temporary_folder)
         if self._cgroups:
             self._cgroup = self._cgroups.create(self.limits)
-        # Only where the end of the session init closes all connections, and where no watchdog must know of calls.
-        direct = own_mounts and self._cgroup is not None
-        opened = self._zygote.open(config, credentials=self._cgroup is not None, direct=direct)
-        self._number, self.channel, self.direct = opened
+        self._number, self.channel = self._zygote.open(config, credentials=self._cgroup is not None)
         pid = await self.channel.receive_credentials()
         self.channel.allow(1 << 16)
         await self._expect("hello")
@@ -211,8 +208,6 @@ class LocalHost(SessionHost):
         if self._number is not None:
             status = await self._zygote.end(self._number)
             self.channel.close()
-            if self.direct:
-                self.direct.close()
         if self._cgroup:
             await self._cgroup.remove()
         if self._temporary_folder:

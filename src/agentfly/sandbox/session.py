@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-import struct
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import Any, Self
@@ -21,8 +20,6 @@ _CHUNK = 1 << 18
 _MAX_ENTRIES = 5000
 _MAX_CODE = 8 << 20
 _MAX_COMMAND = 100_000
-_CELL_HEADER = struct.Struct(">QI")
-"""Number of the call and characters of output, before the code of a cell."""
 
 _CALL_FORM: channel.Form = {
     "id": channel.is_count,
@@ -35,7 +32,6 @@ _CALL_FORM: channel.Form = {
     "status": lambda value: value is None or (type(value) is int and -(1 << 31) < value < 1 << 31),
 }
 _CALL_OPTIONAL = frozenset(("kills", "reply", "ended", "status", "ran", "gone"))
-_NOTICE_FORM: channel.Form = {key: _CALL_FORM[key] for key in ("ended", "status")}
 _FILE_FORM: channel.Form = {
     "id": channel.is_count,
     "error": channel.is_text,
@@ -61,8 +57,6 @@ class Session:
         self._closed_reason = ""
         self._memory_kills = 0
         self._paused = False
-        self._notice: dict[str, Any] | None = None
-        """How the first interpreter ended, as the session init reported it."""
 
     @property
     def folder(self) -> str:
@@ -115,7 +109,6 @@ class Session:
             self._host = await self._open_host(self._limits)
             self._memory_kills = 0
             self._paused = False
-            self._notice = None
             self._closed_reason = ""
 
     async def close(self) -> None:
@@ -164,13 +157,9 @@ class Session:
             await self._resume()
             call = results.CallResult(seconds, self._limits)
             deadline = self._deadline
-            direct = self._host.direct if question["do"] == "run" else None
-            deadline.start(self._host, seconds, direct=direct is not None)
+            deadline.start(self._host, seconds)
             try:
-                if direct:
-                    await self._exchange_directly(direct, question["code"], call)
-                else:
-                    await self._exchange(question, call)
+                await self._exchange(question, call)
             except channel.ChannelError as error:
                 kills = self._host.memory_kills()
                 self._abandon(f"{type(error).__name__}: {error}")
@@ -195,79 +184,24 @@ class Session:
         wire.allow(self._call_budget)
         await wire.send(channel.QUESTION, json.dumps({**question, "id": number}).encode())
         while True:
-            kind, payload = await self._receive(channel.OUTPUT, channel.ANSWER)
+            kind, payload = await wire.receive(channel.OUTPUT, channel.ANSWER)
             if kind == channel.ANSWER:
                 break
             call.output += payload
         answer = channel.parse(payload, _CALL_FORM, _CALL_OPTIONAL)
         has_reply = bool(answer.get("reply"))
-        complete = {"run": has_reply, "shell": "status" in answer, "output": True}[question["do"]]
+        complete = has_reply if question["do"] == "run" else "status" in answer
         if answer["id"] != number or not (complete or "ended" in answer) or (has_reply and question["do"] != "run"):
             raise channel.ProtocolViolation("an answer to another question")
         call.answer |= answer
         if has_reply:
             _, payload = await wire.receive(channel.REPLY)
             call.reply = channel.parse_reply(payload, number, self._limits.output)
-        elif "ended" in answer:
-            self._close_direct()
-
-    async def _exchange_directly(self, wire: channel.SessionChannel, code: str, call: results.CallResult) -> None:
-        """Send a cell to the interpreter and read its reply; ask the session init for the output if there is any.
-
-        The interpreter is a process of user code. If its channel breaks, the session init reports why it ended, and
-        relays the calls to the one it starts next.
-        """
-        number = secrets.randbits(62)
-        wire.allow(self._call_budget)
-        try:
-            header = _CELL_HEADER.pack(number, self._limits.output)
-            await wire.send(channel.QUESTION, header + code.encode("utf-8", "surrogatepass"))
-            _, payload = await wire.receive(channel.REPLY)
-            call.reply = channel.parse_reply(payload, number, self._limits.output)
-        except channel.ChannelTimeout:
-            raise  # the interpreter still runs: the caller ends the session, and there is no reason to ask for
-        except channel.ChannelError as error:
-            closed = isinstance(error, channel.ChannelClosed)
-            # Frames that break the protocol come from user code that writes to the channel. Such an interpreter is
-            # replaced, since its next reply could be forged too. One that closed the channel is only waited for.
-            request = {"do": "hangup"} if closed else {"do": "restart", "why": "forged", "direct": True}
-            # The failed reply may have used up the budget, and the notice would then be refused as well.
-            self._host.channel.allow(self._call_budget)
-            await self._host.channel.send(channel.QUESTION, json.dumps(request).encode())
-            while self._notice is None:
-                await self._receive()
-            # A cell that the interpreter never read has had no effect, so the caller may run it again.
-            call.answer = {**self._notice, "ran": not (isinstance(error, channel.ChannelClosed) and error.unread)}
-            self._close_direct()
-        # The session init collects the output of all processes, so only it knows what the cell printed. It is asked
-        # after a deadline too: the interrupt and the reply may have crossed, and an interrupt that is still pending
-        # would end the next call. Once the session init has answered, none is pending.
-        if call.reply is None or call.reply.output or self._deadline.expired:
-            self._deadline.extend(_FILE_SECONDS)
-            await self._exchange({"do": "output"}, call)
-
-    def _close_direct(self) -> None:
-        """Close the channel to the first interpreter, which has ended."""
-        self._notice = None
-        if self._host.direct:
-            self._host.direct.close()
-            self._host.direct = None
 
     @property
     def _call_budget(self) -> int:
         """Bytes that the session may send for one call."""
         return self._limits.output * 8 + (32 << 20)
-
-    async def _receive(self, *kinds: bytes) -> tuple[bytes, bytes]:
-        """Receive a frame of the session init, which may also report once that the first interpreter has ended."""
-        kind, payload = await self._host.channel.receive(*kinds, channel.NOTICE)
-        if kind == channel.NOTICE:
-            if self._notice or not self._host.direct:
-                raise channel.ProtocolViolation("a notice of the end of an interpreter that does not exist")
-            self._notice = channel.parse(payload, _NOTICE_FORM)
-            if kinds:
-                return await self._receive(*kinds)
-        return kind, payload
 
     async def _access_file(self, question: dict[str, Any], data: bytes = b"") -> tuple[dict[str, Any], bytes]:
         """Send a file request with its data; return the checked answer and the file content."""
@@ -294,7 +228,7 @@ class Session:
         await wire.send(channel.QUESTION, json.dumps({**question, "id": number}).encode())
         for start in range(0, len(data), _CHUNK):
             await wire.send(channel.DATA, data[start : start + _CHUNK])
-        _, payload = await self._receive(channel.ANSWER)
+        _, payload = await wire.receive(channel.ANSWER)
         answer = channel.parse(payload, _FILE_FORM, optional=frozenset(("error", "size", "entries", "more")))
         if answer["id"] != number:
             raise channel.ProtocolViolation("an answer to another question")
@@ -305,7 +239,7 @@ class Session:
             raise channel.ProtocolViolation("an answer to another kind of question")
         content = bytearray()
         while len(content) < size:
-            content += (await self._receive(channel.DATA))[1]
+            content += (await wire.receive(channel.DATA))[1]
         return answer, bytes(content)
 
 

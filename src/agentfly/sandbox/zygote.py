@@ -142,37 +142,29 @@ class ZygoteHandle:
                 process.stderr.close()
         return cls(process, host_end, address, preloaded)
 
-    def open(
-        self, config: dict[str, Any], credentials: bool, direct: bool
-    ) -> tuple[int, channel.SessionChannel, channel.SessionChannel | None]:
-        """Request a session. Returns its number, the channel to its session init, and that to its interpreter.
+    def open(self, config: dict[str, Any], credentials: bool) -> tuple[int, channel.SessionChannel]:
+        """Request a session. Returns its number and the channel to its session init.
 
-        credentials: whether the first channel reports the pid of the sender of the first message.
-        direct: whether the interpreter has a channel of its own.
+        credentials: whether the channel reports the pid of the sender of the first message.
         """
         if not self.alive:
             raise channel.ChannelClosed("the zygote has ended")
         self._last_number += 1
         number = self._last_number
-        connections: list[channel.SessionChannel] = []
+        connection = socket.socket(socket.AF_UNIX)
+        session_channel = channel.SessionChannel(connection)
         try:
-            for _ in range(2 if direct else 1):
-                connection = socket.socket(socket.AF_UNIX)
-                connections.append(channel.SessionChannel(connection))
-                connection.connect(f"/proc/self/fd/{self._listener}")
+            connection.connect(f"/proc/self/fd/{self._listener}")
             if credentials:
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         except OSError as error:
-            for opened in connections:
-                opened.close()
+            session_channel.close()
             if isinstance(error, ConnectionRefusedError):  # it died, and the event loop has not read that yet
                 self._mark_dead()
             raise channel.ChannelClosed(f"the zygote does not listen: {error}") from error
-        if direct:  # first, so that the zygote has it when the session is requested
-            connections[0].send_now(channel.QUESTION, json.dumps({"id": number}).encode())
-        connections[-1].send_now(channel.QUESTION, json.dumps({"id": number, "limits": config}).encode())
+        session_channel.send_now(channel.QUESTION, json.dumps({"id": number, "limits": config}).encode())
         self._exits[number] = self._loop.create_future()
-        return number, connections[-1], connections[0] if direct else None
+        return number, session_channel
 
     async def end(self, number: int) -> int | None:
         """Kill a session with all its processes. Returns its wait status, or None if unknown."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import socket
 
-QUESTION, ANSWER, OUTPUT, REPLY, DATA, CANCEL, NOTICE = b"Q", b"A", b"O", b"R", b"D", b"C", b"N"
+QUESTION, ANSWER, OUTPUT, REPLY, DATA, CANCEL = b"Q", b"A", b"O", b"R", b"D", b"C"
 NO_LIMIT = (1 << 32) - 1
 """Maximum length that a header can express."""
 _HEADER = struct.Struct(">Ic")

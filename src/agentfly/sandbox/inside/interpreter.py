@@ -14,17 +14,14 @@ import builtins
 globals()["__builtins__"] = dict(vars(builtins))  # before any function: user code may change builtins
 
 import contextlib  # noqa: E402
-import fcntl  # noqa: E402
 import io  # noqa: E402
 import json  # noqa: E402
 import linecache  # noqa: E402
-import mmap  # noqa: E402
 import os  # noqa: E402
 import signal  # noqa: E402
 import socket  # noqa: E402
 import struct  # noqa: E402
 import sys  # noqa: E402
-import termios  # noqa: E402
 import traceback  # noqa: E402
 import types  # noqa: E402
 from typing import Any, NoReturn  # noqa: E402
@@ -32,7 +29,6 @@ from typing import Any, NoReturn  # noqa: E402
 from . import frames  # noqa: E402
 
 _ONLY_AST = 0x400
-_ZERO = bytes(4)
 _VALUE = "<value>"
 _MAX_FIGURES = 8
 _MAX_FIGURE_BYTES = 2 << 20
@@ -42,7 +38,7 @@ _b64, _exit, _write, _getpid = base64.b64encode, os._exit, os.write, os.getpid
 _line_cache, _unpack = linecache.cache, struct.Struct(">QI").unpack_from
 _receive, _pack, _TextIOWrapper, _BytesIO = frames.receive_alone, frames.pack, io.TextIOWrapper, io.BytesIO
 _Assign, _Expr, _Name, _Store = ast.Assign, ast.Expr, ast.Name, ast.Store
-_ioctl, _FIONREAD, _SIGINT, _SIG_SETMASK = fcntl.ioctl, termios.FIONREAD, _signal.SIGINT, _signal.SIG_SETMASK
+_SIGINT, _SIG_SETMASK = _signal.SIGINT, _signal.SIG_SETMASK
 # Not those of `signal`: they convert each of the 60 signals that are blocked into an enum, at every call.
 _sigmask, _sigtimedwait = _signal.pthread_sigmask, _signal.sigtimedwait
 _trusted_modules: list[str] = []
@@ -109,11 +105,10 @@ class _TextOutput(io.TextIOWrapper):
 class Interpreter:
     """One `__main__` module that lives as long as the interpreter."""
 
-    def __init__(self, channel: socket.socket, pipe: int, unsent: mmap.mmap, work: str) -> None:
+    def __init__(self, channel: socket.socket, pipe: int, work: str) -> None:
         self.channel = channel
         self.buffer = bytearray(1 << 12)
         self.pipe = pipe
-        self.unsent = unsent
         self.work = work
         self.quota = _Quota()
         self.open_streams()
@@ -125,7 +120,7 @@ class Interpreter:
         self.pid = _getpid()
 
     def serve(self) -> NoReturn:
-        """Run cells until the peer is gone: the host, or the session init."""
+        """Run cells until the session init is gone."""
         # Copy the pages that every cell writes to now, not in the first call.
         self.restore_streams(0)
         self.execute("0\n0", "<warm>")
@@ -167,9 +162,6 @@ class Interpreter:
         sys.setprofile(None)
         if self.quota.dropped:
             reply["dropped"] = self.quota.dropped
-        # Some may be in the pipe or with the session init, which sets the flag before it reads: look there last.
-        if _ioctl(self.pipe, _FIONREAD, _ZERO) != _ZERO or self.unsent[0]:
-            reply["output"] = True
         return reply
 
     def open_streams(self) -> None:
@@ -319,8 +311,8 @@ def warm_up() -> None:
         compile("a b", "<warm>", "exec", _ONLY_AST, True)
 
 
-def serve(channel: socket.socket, pipe: int, unsent: mmap.mmap, work: str) -> NoReturn:
-    """Become the interpreter, in a new child of the session init. pipe, unsent: see `output.OutputPipe`."""
+def serve(channel: socket.socket, pipe: int, work: str) -> NoReturn:
+    """Become the interpreter, in a new child of the session init. pipe: of `output.OutputPipe`."""
     _block_signals()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in _trusted_modules:
@@ -331,4 +323,4 @@ def serve(channel: socket.socket, pipe: int, unsent: mmap.mmap, work: str) -> No
     if numpy_random is not None:
         numpy_random.seed(int.from_bytes(os.urandom(4), "little"))  # every fork would draw the same numbers
     os.environ["HOME"] = work
-    Interpreter(channel, pipe, unsent, work=work).serve()
+    Interpreter(channel, pipe, work=work).serve()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import time
 
@@ -19,9 +18,6 @@ class OutputPipe:
         self.read_fd, self.write_fd = os.pipe()
         os.set_blocking(self.read_fd, False)
         self.buffer = bytearray()
-        self.unsent = mmap.mmap(-1, mmap.PAGESIZE)
-        """Shared with the interpreter. Its first byte is 0 only if all that was read from the pipe has been sent: with
-        an empty pipe, a call of which the session init knows nothing has then written no output."""
         self.dropped = 0
         self._max_bytes = max_characters * 4
         self._flood_bytes = max(_MIN_FLOOD, 1024 * max_characters)
@@ -33,11 +29,9 @@ class OutputPipe:
         """Reset the counters. What was written since the last call becomes output of the new one."""
         self._sent = self._received = self.dropped = 0
         self._buffered_since = time.monotonic()
-        self.unsent[0] = bool(self.buffer)
 
     def read(self) -> None:
         """Read what is in the pipe, at most 1 MB."""
-        self.unsent[0] = 1  # before the pipe is empty
         for _ in range(16):
             try:
                 data = os.read(self.read_fd, _CHUNK)

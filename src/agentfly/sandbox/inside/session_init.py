@@ -7,10 +7,6 @@
 One call at a time. A call to this process ends with exactly one ANSWER, written here. It announces whether a REPLY of
 the interpreter follows. When the interpreter dies, everything user code left running is killed and a new interpreter
 starts: variables are lost, files stay. A shell command that runs meanwhile may finish first.
-
-The first interpreter may have its own connection to the host (`direct`): Python calls then do not pass this process,
-which the host asks for their output only if there is any. The end of such an interpreter is reported by a NOTICE, and
-calls to the next one are relayed.
 """
 
 from __future__ import annotations
@@ -51,21 +47,12 @@ def main(config: dict[str, Any]) -> NoReturn:
     run(pipes, pipes.fds, config["limits"], config)
 
 
-def run(
-    host: frames.Channel,
-    keep: set[int],
-    limits: dict[str, Any],
-    config: dict[str, Any],
-    direct: socket.socket | None = None,
-) -> NoReturn:
-    """Run a session until the host closes the channel.
-
-    keep: file descriptors of the channel. direct: the first interpreter's own connection to the host.
-    """
+def run(host: frames.Channel, keep: set[int], limits: dict[str, Any], config: dict[str, Any]) -> NoReturn:
+    """Run a session until the host closes the channel. keep: file descriptors of the channel."""
     locked = False
     try:
-        # Inherit no open file but the channels; 0, 1 and 2 are /dev/null.
-        kept = {0, 1, 2} | keep | ({direct.fileno()} if direct else set())
+        # Inherit no open file but the channel; 0, 1 and 2 are /dev/null.
+        kept = {0, 1, 2} | keep
         for name in os.listdir("/proc/self/fd"):
             if int(name) not in kept:
                 with contextlib.suppress(OSError):
@@ -84,7 +71,7 @@ def run(
         frames.receive(host, MAX_QUESTION)  # the host has moved this process into its cgroup
         isolation.drop_privileges(config["confine"], config["readable"], work, inet=limits["inet"])
         locked = True
-        SessionInit(host, limits, config["confine"], work=work, direct=direct).serve()
+        SessionInit(host, limits, config["confine"], work=work).serve()
     except (EOFError, ConnectionError):
         pass
     except BaseException as error:
@@ -109,9 +96,7 @@ def _kill_others(confine: str) -> None:
 class SessionInit:
     """The processes of the session, and the current call."""
 
-    def __init__(
-        self, host: frames.Channel, limits: dict[str, Any], confine: str, *, work: str, direct: socket.socket | None
-    ) -> None:
+    def __init__(self, host: frames.Channel, limits: dict[str, Any], confine: str, *, work: str) -> None:
         self.host = host
         self.limits = limits
         self.confine = confine
@@ -137,21 +122,16 @@ class SessionInit:
         self.poller = select.poll()
         for fd in (self.host.fileno(), self.wake, self.output.read_fd):
             self.poller.register(fd, select.POLLIN)
-        self.start_interpreter(direct)
+        self.start_interpreter()
 
-    def start_interpreter(self, direct: socket.socket | None = None) -> None:
-        """Fork an interpreter from this process, which never runs user code. direct: its connection to the host."""
+    def start_interpreter(self) -> None:
+        """Fork an interpreter from this process, which never runs user code."""
         self.hung_up_at = 0.0
         self.exit_status = None
-        self.direct = direct is not None
-        self.interpreter: socket.socket | None = None
-        """This end of the channel to an interpreter without a connection of its own."""
-        child_end = direct
-        if child_end is None:
-            self.interpreter, child_end = socket.socketpair()
-            self.interpreter.setblocking(False)
-            self.replies = frames.FrameBuffer({frames.REPLY: _MAX_REPLY})
-            self.poller.register(self.interpreter.fileno(), select.POLLIN)
+        self.interpreter, child_end = socket.socketpair()
+        self.interpreter.setblocking(False)
+        self.replies = frames.FrameBuffer({frames.REPLY: _MAX_REPLY})
+        self.poller.register(self.interpreter.fileno(), select.POLLIN)
         # A socket takes one more message, as large as its send buffer, when that buffer is nearly full.
         self.socket_size = 2 * child_end.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
         self.pid = os.fork()
@@ -159,7 +139,7 @@ class SessionInit:
             try:
                 os.setpgid(0, 0)
                 self.become_user()
-                interpreter.serve(child_end, self.output.write_fd, self.output.unsent, work=self.work)
+                interpreter.serve(child_end, self.output.write_fd, work=self.work)
             finally:
                 os._exit(71)
         with contextlib.suppress(OSError):  # the child does it too: whichever is first
@@ -169,8 +149,7 @@ class SessionInit:
     def become_user(self) -> None:
         """In a new child: close what user code must not have, and set its limits."""
         self.host.close()
-        if self.interpreter:
-            self.interpreter.close()
+        self.interpreter.close()
         for fd in (signal.set_wakeup_fd(-1), self.wake, self.output.read_fd):
             os.close(fd)
         for number in (signal.SIGTERM, signal.SIGCHLD):
@@ -197,8 +176,8 @@ class SessionInit:
                 self.output.read()
                 if self.output.check_flood():
                     self.restart("flooded", None)
-            if self.interpreter and self.interpreter.fileno() in ready and not self.hung_up_at:
-                self.read_replies(self.interpreter)
+            if self.interpreter.fileno() in ready and not self.hung_up_at:
+                self.read_replies()
             if self.wake in ready:
                 self.reap()
             if self.host.fileno() in ready:
@@ -216,7 +195,7 @@ class SessionInit:
         question = json.loads(payload)
         do = question["do"]
         # Requests to stop a call may arrive after its end: they must not stop another one.
-        is_running = self.direct if question.get("direct") else self.call is not None
+        is_running = self.call is not None
         if do == "interrupt":
             with contextlib.suppress(ProcessLookupError):
                 if self.shell:
@@ -226,12 +205,6 @@ class SessionInit:
         elif do == "restart":
             if is_running:  # otherwise the answer is on its way already
                 self.restart(question["why"], None)
-        elif do == "hangup":  # the host found the channel of the interpreter closed
-            if self.direct and not self.hung_up_at:
-                self.hung_up_at = time.monotonic()
-        elif do == "output":
-            self.call = question
-            self.finish({})
         elif do == "run":
             self.call = question
             self.output.start_call()
@@ -251,7 +224,6 @@ class SessionInit:
             return
         header = struct.pack(">QI", question["id"], self.limits["output"])
         code = question["code"].encode("utf-8", "surrogatepass")
-        assert self.interpreter, "the host has a connection to the interpreter"
         self.interpreter.setblocking(True)  # it reads: one call at a time
         try:
             self.interpreter.sendall(frames.pack(frames.QUESTION, header + code))
@@ -287,16 +259,16 @@ class SessionInit:
         with contextlib.suppress(OSError):
             os.setpgid(self.shell, self.shell)
 
-    def read_replies(self, channel: socket.socket) -> None:
+    def read_replies(self) -> None:
         """Read frames of the interpreter. It is a process of user code, so it may send anything."""
         try:
             while True:
                 try:
-                    data = channel.recv(1 << 20)
+                    data = self.interpreter.recv(1 << 20)
                 except ConnectionError:
                     data = b""
                 if not data:
-                    self.poller.unregister(channel.fileno())
+                    self.poller.unregister(self.interpreter.fileno())
                     self.hung_up_at = time.monotonic()
                     return
                 self.replies.feed(data)
@@ -332,19 +304,14 @@ class SessionInit:
             while True:
                 pid, its_status = os.waitpid(-1, 0)
                 status = its_status if pid == self.pid and status is None else status
-        if self.interpreter:
-            with contextlib.suppress(KeyError):
-                self.poller.unregister(self.interpreter.fileno())
-            self.interpreter.close()
-        was_direct = self.direct
+        with contextlib.suppress(KeyError):
+            self.poller.unregister(self.interpreter.fileno())
+        self.interpreter.close()
         self.shell = 0
         self.start_interpreter()
         answer = {"ended": reason, "status": status, "ran": self.call is not None}
         if self.call:
             self.finish(answer)
-        elif was_direct:
-            notice = json.dumps({"ended": reason, "status": status}).encode()
-            self.host.sendall(frames.pack(frames.NOTICE, notice))
         else:
             self.pending_answer = answer
 

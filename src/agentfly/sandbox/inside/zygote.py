@@ -29,8 +29,6 @@ class Zygote:
         self.listener.setblocking(False)
         self.sessions: dict[int, int] = {}
         """Session number → pid."""
-        self.direct: dict[int, socket.socket] = {}
-        """Session number → its interpreter's connection to the host, until the session is requested."""
         self.wake = process_tree.wake_on_exit()
         self.own_namespaces = config["confine"] == "namespaces"
 
@@ -71,14 +69,11 @@ class Zygote:
             except (EOFError, ConnectionError):  # the host has given it up
                 connection.close()
                 continue
-            if "limits" not in request:
-                self.direct[request["id"]] = connection
-                continue
-            with connection, self.direct.pop(request["id"], contextlib.nullcontext()) as direct:
-                self.open(connection, request, direct)
+            with connection:
+                self.open(connection, request)
 
-    def open(self, host: socket.socket, request: dict[str, Any], direct: socket.socket | None) -> None:
-        """Clone a session init for this connection. direct: the connection of its interpreter."""
+    def open(self, host: socket.socket, request: dict[str, Any]) -> None:
+        """Clone a session init for this connection."""
         try:
             pid = kernel.clone_into(kernel.NEW_NAMESPACES) if self.own_namespaces else os.fork()
         except OSError as error:
@@ -88,7 +83,7 @@ class Zygote:
             return
         if pid == 0:
             signal.set_wakeup_fd(-1)
-            session_init.run(host, {host.fileno()}, request["limits"], config=self.config, direct=direct)
+            session_init.run(host, {host.fileno()}, request["limits"], config=self.config)
         self.sessions[request["id"]] = pid
 
     def kill(self, pid: int) -> None:
