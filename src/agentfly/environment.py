@@ -95,7 +95,9 @@ class Pool:
     max_uses: int | None = None
     """Chains that one instance serves before it is replaced; None: no limit."""
     recycle: Recycle = Recycle.RESET
+    """Whether the next chain gets the same instance after a `reset`, or a new one (`replace`)."""
     scope: Scope = Scope.CHAIN
+    """Which chains share an instance: none (`chain`), those of one task (`group`), or all (`global`)."""
     concurrent: bool = False
     """Whether chains that share an instance may act in it concurrently; otherwise their actions are serialized."""
     memory: int | None = None

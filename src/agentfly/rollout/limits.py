@@ -27,6 +27,7 @@ class RecoveryRule:
     """What happens after a turn without progress."""
 
     then: NextStep = NextStep.CONTINUE
+    """Whether the chain continues or ends."""
     nudge: str | None = None
     """A user message to continue with; None adds no message."""
     limit: int | None = 3
@@ -190,14 +191,23 @@ class FailurePolicy:
     """Further attempts with new environment instances after an environment or backend fault; also further calls of a
     reward that failed."""
     environment: TrainingTreatment = TrainingTreatment.MASK
+    """An environment died, or did not start, reset or answer in time."""
     backend: TrainingTreatment = TrainingTreatment.MASK
+    """The backend could not sample a turn."""
     agent: TrainingTreatment = TrainingTreatment.MASK
+    """The agent's own code raised."""
     reward: TrainingTreatment = TrainingTreatment.MASK
+    """The reward raised, took too long, or returned no number."""
     tool: TrainingTreatment = TrainingTreatment.MASK
+    """A tool's own code raised, and `on_tool_error` ended the chain."""
     timeout: TrainingTreatment = TrainingTreatment.MASK
+    """`chain_seconds` passed."""
     cancelled: TrainingTreatment = TrainingTreatment.MASK
+    """The backend aborted a turn."""
     truncation: TrainingTreatment = TrainingTreatment.TRAIN
+    """A limit of tokens or of the context cut the chain off."""
     parse: TrainingTreatment = TrainingTreatment.TRAIN
+    """More calls in a row were invalid than `on_invalid_call` allows."""
 
     def __post_init__(self) -> None:
         validate("retries", self.retries, NonNegativeInt)

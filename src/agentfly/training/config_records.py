@@ -183,13 +183,17 @@ class WarmStart:
     threshold: float = 1.0
     """Minimum reward of an expert's chain to be used."""
     steps: int = Field(ge=1)
+    """Optimizer steps of SFT."""
     train_from: int | None = Field(default=None, ge=1)
     """Step of SFT whose model is trained; None is the last."""
     learning_rate: float = Field(default=1e-3, gt=0, le=MAX_LEARNING_RATE)
+    """Peak learning rate of SFT."""
     batch_size: int = Field(default=8, ge=1)
+    """Demonstrations per step."""
     model: str = "new"
     """The model that imitates; `new` is an untrained tiny one."""
     template: str | None = None
+    """Chat template of the model; None: its tokenizer's own."""
     train_tower: bool = False
     """Whether the vision tower and its connector are trained."""
 

@@ -203,6 +203,7 @@ class RayRuntime:
     num_cpus: float = 0.1
     """CPUs that Ray reserves per instance. Limits the number of instances per node, not their usage."""
     num_gpus: float = 0.0
+    """GPUs that Ray reserves per instance; a fraction shares one."""
     resources: Mapping[str, float] = field(default_factory=dict, hash=False)
     """Custom Ray resources reserved per instance."""
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
@@ -210,6 +211,7 @@ class RayRuntime:
     SPREAD."""
 
     max_instances: int | None = field(default=None, init=False, repr=False)
+    """Not a setting: the cluster's resources limit the number of instances."""
     name = "ray"
 
     def __post_init__(self) -> None:
