@@ -43,7 +43,7 @@ VERIFIERS  ?= .venv-verifiers
 OPENENV    ?= .venv-openenv
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test quick coverage matrix slow-smoke browser-full docs demo format bench bench-check gateway gateway-full mcp vllm verl verl-full verifiers openenv clean
+.PHONY: help setup test quick coverage matrix slow-smoke full docs demo format bench bench-check vllm verl verifiers openenv clean
 
 help:  ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
@@ -64,7 +64,7 @@ types-and-layers: $(DEV)
 	@echo "» lint-imports";        output=$$($(BIN)/lint-imports --no-logo) || { echo "$$output"; exit 1; }
 
 pytest: $(DEV)
-	@echo "» pytest";              $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow_smoke"
+	@echo "» pytest";              $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 coverage: $(DEV)  ## run the quick tests and report the lines they reach, in build/coverage
 	@$(BIN)/python -m pytest --quick -n $(WORKERS) --dist loadfile --cov agentfly --cov-report html:build/coverage --cov-report term:skip-covered
@@ -76,11 +76,14 @@ matrix:  ## run the quick tests on every installed Python from 3.11 to 3.13 (or 
 	@$(PYTHON) tests/matrix.py $(VERSIONS)
 
 slow-smoke: $(DEV)  ## build and test the wheel and the docs site, compile the learner, and run the tests that start a browser or a cluster, or kill runs
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "slow_smoke and not browser_full and not gateway_full and not mcp_full" \
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "slow_smoke and not full" \
 		$$(grep -rlE --include='test_*.py' 'slow_smoke|needs_browser' tests)
 
-browser-full: $(DEV)  ## the longer tests of GUI environments: every task, many browsers, the contract
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m browser_full $$(grep -rl --include='test_*.py' 'browser_full' tests)
+full: $(AGENTS)  ## the longer tests: browsers, fuzzed gateways, agents of other packages, the reference servers of MCP
+	@$(BIN)/python tests/integrations/mcp/fetch.py
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/gateway tests/agents/test_external.py
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m full \
+		$$(grep -rlE --include='test_*.py' --exclude-dir=verl 'mark\.full|browser_full' tests)
 
 docs: $(DEV)  ## build the docs site into build/site; a broken link or a warning is an error
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs --quiet build --strict
@@ -99,28 +102,14 @@ bench: $(DEV)  ## run the benchmarks
 bench-check: $(DEV)  ## compare the speed with an earlier commit, side by side: make bench-check COMMIT=main~1
 	@$(BIN)/python -m benchmarks.check $(COMMIT)
 
-gateway: $(AGENTS)  ## test the gateway with agents of other packages: openai-agents, smolagents, langgraph, pydantic-ai
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/gateway tests/agents/test_external.py
-
-gateway-full: $(AGENTS)  ## the same with ten thousand fuzzed requests, two hundred streaming clients and a training
-	@$(BIN)/python -m pytest -m "" tests/gateway tests/agents/test_external.py
-
-mcp: $(DEV)  ## test MCP with the reference servers of PyPI and npm
-	@$(BIN)/python tests/integrations/mcp/fetch.py
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "" tests/integrations/mcp
-
 vllm: $(VLLM)/.installed  ## test the vLLM backend and server on a CPU, in a separate virtual environment
 	@$(VLLM)/bin/agentfly models prepare tiny
-	@$(VLLM)/bin/python -m pytest -m vllm tests/backends/vllm
+	@$(VLLM)/bin/python -m pytest tests/backends/vllm
 
-verl: $(VERL)/.installed  ## test training on verl over two Ray nodes on a CPU, in a separate virtual environment
+verl: $(VERL)/.installed  ## test training on verl over two Ray nodes on a CPU, in a separate virtual environment; FULL=1 adds the longer tests
 	@$(VERL)/bin/agentfly models prepare tiny
 	@$(VERL_TEST) -n $(WORKERS) --dist loadfile $(VERL_CORE)
-	@$(VERL_TEST) -m verl tests/verl
-
-verl-full: $(VERL)/.installed  ## the same with resume, doctor, asynchronous rollout, a critic, and the death of the trainer, a rank, a node and the balancer
-	@$(VERL)/bin/agentfly models prepare tiny
-	@$(VERL_TEST) -m "verl or verl_full" tests/verl
+	@$(VERL_TEST) $(if $(FULL),-m "") tests/verl
 
 verifiers: $(VERIFIERS)/.installed  ## test environments of verifiers as ours, and ours as its, in a separate virtual environment
 	@$(VERIFIERS)/bin/agentfly models prepare tiny

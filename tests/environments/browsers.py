@@ -20,5 +20,5 @@ needs_browser = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(bool(_MISSING), reason=_MISSING),
 ]
-browser_full = [*needs_browser, pytest.mark.browser_full]
+browser_full = [*needs_browser, pytest.mark.full]
 """For the longer ones, which are not part of `make slow-smoke`."""

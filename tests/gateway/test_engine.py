@@ -145,8 +145,7 @@ def test_serve_needs_a_key_for_other_machines(small_model: Path) -> None:
     assert (done.returncode != 0, "give an api_key" in done.stderr) == (True, True)
 
 
-@pytest.mark.slow_smoke
-@pytest.mark.gateway_full
+@pytest.mark.full
 @pytest.mark.timeout(600)
 async def test_serve_holds_under_two_hundred_streaming_clients(tmp_path: Path, small_model: Path, openai: Any) -> None:
     with serve_command(tmp_path, "serve", str(small_model)) as url:

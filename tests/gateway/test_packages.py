@@ -1,6 +1,6 @@
 """Agents of other packages, unchanged: ten turns with a tool, whole and streamed, in one exact segment, with an answer.
 
-`make gateway` installs the packages; a test whose package is missing is skipped.
+`make full` installs the packages; a test whose package is missing is skipped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ QUESTION = "Add the numbers from 0 on."
 
 def require(*names: str) -> list[Any]:
     """Import modules, or skip the test."""
-    return [pytest.importorskip(name, reason=f"needs {name}: make gateway") for name in names]
+    return [pytest.importorskip(name, reason=f"needs {name}: make full") for name in names]
 
 
 WHOLE_AND_STREAMED = pytest.mark.parametrize("stream", [False, True])

@@ -131,8 +131,7 @@ async def test_fuzzed_requests_are_answered() -> None:
     await send_fuzz(300, seed=1)
 
 
-@pytest.mark.slow_smoke
-@pytest.mark.gateway_full
+@pytest.mark.full
 @pytest.mark.timeout(900)
 async def test_ten_thousand_fuzzed_requests_are_answered() -> None:
     await send_fuzz(10_000, seed=2)

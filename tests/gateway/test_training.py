@@ -10,11 +10,10 @@ from tests.commands import run_command
 RECIPE = Path(__file__).with_name("recipe_openai_agents.py")
 
 
-@pytest.mark.slow_smoke
-@pytest.mark.gateway_full
+@pytest.mark.full
 @pytest.mark.timeout(900)
 def test_an_unchanged_agent_learns(tmp_path: Path) -> None:
-    pytest.importorskip("agents", reason="needs openai-agents: make gateway")
+    pytest.importorskip("agents", reason="needs openai-agents: make full")
     done = run_command("train", RECIPE, "--run", tmp_path / "run")
     assert done.returncode == 0, done.stderr
     rewards = [record.eval.reward for record in RunDirectory(tmp_path / "run").records() if record.eval is not None]

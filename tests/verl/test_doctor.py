@@ -7,7 +7,7 @@ import pytest
 
 from tests.verl.conftest import cluster_environment
 
-pytestmark = [pytest.mark.verl_full, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 
 
 def diagnose(address: str, *cluster: str) -> subprocess.CompletedProcess[str]:

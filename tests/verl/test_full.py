@@ -17,7 +17,7 @@ import torch
 from agentfly.integrations.verl.config import list_checkpoints
 from tests.verl.conftest import RECIPE, Train, cluster_environment, read_metrics
 
-pytestmark = [pytest.mark.verl_full, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 
 
 def prepare(folder: Path, **deaths: int) -> str:

@@ -25,7 +25,7 @@ from agentfly.runs import RunDirectory
 from agentfly.training.selection import select_groups
 from tests.verl.conftest import RECIPE, SESSIONS, Train, cluster_environment, read_metrics
 
-pytestmark = [pytest.mark.verl, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.timeout(1800)
 STEPS = 3
 
 

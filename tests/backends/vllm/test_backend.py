@@ -20,8 +20,6 @@ from agentfly.types import FinishReason, Image
 from tests.backends.engine.tiny import filter_logprobs, greedy, make_request, score_completion
 from tests.backends.vllm.small import VOCABULARY, backend_of, descendants, model_of, saved, until
 
-pytestmark = pytest.mark.vllm
-
 
 def prompts(lengths: list[int], seed: int = 0) -> list[list[int]]:
     draw = random.Random(seed)

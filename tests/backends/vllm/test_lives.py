@@ -22,7 +22,6 @@ from agentfly.errors import BackendFault
 from tests.backends.engine.tiny import make_request, score_completion
 from tests.backends.vllm.small import backend_of, descendants, model_of, named, saved, until
 
-pytestmark = pytest.mark.vllm
 peft = pytest.importorskip("peft", reason="LoRA needs peft: pip install 'agentfly-rl[train]'")
 LORA = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "down_proj"])
 

@@ -25,8 +25,6 @@ from agentfly.types import FinishReason
 from tests.backends.engine.tiny import greedy, make_request, score_completion
 from tests.backends.vllm.small import VOCABULARY, descendants, model_of, named, saved, until
 
-pytestmark = pytest.mark.vllm
-
 
 def close(got: Any, expected: Any) -> None:
     torch.testing.assert_close(torch.tensor(got.logprobs), expected, atol=1e-4, rtol=0)

@@ -13,7 +13,7 @@ from agentfly.cli.recipes import Recipe
 from agentfly.cli.train import train_recipe
 from agentfly.runs import RunDirectory
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 RECIPE = Path(__file__).parents[2] / "training" / "recipe_vowels.py"
 
 

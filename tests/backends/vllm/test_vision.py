@@ -43,7 +43,7 @@ from tests.vision_models import (
     score_with_pixels,
 )
 
-pytestmark = [pytest.mark.vllm, needs_vision]
+pytestmark = needs_vision
 torch.set_num_threads(1)
 
 

@@ -55,7 +55,7 @@ def test_only_files_of_the_package_are_served() -> None:
 class TestRunning:
     pytestmark = needs_browser
 
-    @pytest.mark.browser_full
+    @pytest.mark.full
     async def test_expert_of_every_task_earns_the_reward(self) -> None:
         env = MiniWoB()
         await env.start()
@@ -71,7 +71,7 @@ class TestRunning:
         finally:
             await env.close()
 
-    @pytest.mark.browser_full
+    @pytest.mark.full
     async def test_same_seed_shows_the_same_pixels_in_another_browser(self) -> None:
         screenshots = []
         for _ in range(2):
@@ -102,7 +102,7 @@ class TestRunning:
         finally:
             await env.close()
 
-    @pytest.mark.browser_full
+    @pytest.mark.full
     async def test_many_browsers_under_the_resource_manager(self) -> None:
         agent = HFAgent(
             tools=[MiniWoB],
@@ -115,7 +115,7 @@ class TestRunning:
         await agent.close()
         assert len(demonstrations.accepted) == 12, demonstrations.reasons
 
-    @pytest.mark.browser_full
+    @pytest.mark.full
     def test_no_browser_is_left_when_the_host_is_killed(self) -> None:
         program = """
 import asyncio, psutil

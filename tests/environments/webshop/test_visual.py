@@ -44,7 +44,7 @@ async def test_elements_are_clicked_by_position() -> None:
         await shop.close()
 
 
-@pytest.mark.browser_full
+@pytest.mark.full
 async def test_expert_buys_in_several_browsers() -> None:
     agent = HFAgent(
         tools=[VisualWebShop],

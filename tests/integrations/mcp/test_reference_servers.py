@@ -27,7 +27,7 @@ from tests.fakes import byte_agent
 from tests.fakes import call as call_text
 from tests.integrations.mcp.fetch import find_server
 
-pytestmark = [pytest.mark.mcp_full, pytest.mark.slow_smoke, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
 
 def program(name: str) -> str:
