@@ -1,4 +1,4 @@
-"""Chat templates by name: `load_template` loads, checks and audits one.
+"""Templates by name: `load_template` loads, checks and audits one.
 
 A name selects a family: its built-in `ChatFormat` if it has one, else the tokenizer's own template. None selects the
 tokenizer's own template and detects its family. Every template is audited when it is loaded.
@@ -12,15 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from agentfly.errors import ConfigError, TemplateError
-from agentfly.templates.audit import Audit, audit
+from agentfly.templates.audit import audit
 from agentfly.templates.chat_format import FAMILIES, UNKNOWN, ChatFormat, Family
 from agentfly.templates.parsers import PARSERS
 from agentfly.templates.roundtrip import choose_parser, find_closing_tokens, find_reply_prefix
 from agentfly.templates.template import History, Template
 from agentfly.templates.tokenizer import ChatTokenizer
 from agentfly.vision.processor import ImageProcessor
-
-__all__ = ["PARSERS", "Audit", "ChatFormat", "Family", "audit", "load_template", "names", "register_template"]
 
 _STANDARD_VARIABLES = {"messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now"}
 """Variables that every template is given."""
