@@ -493,7 +493,7 @@ async def test_streamed_deltas_are_the_parsed_message() -> None:
         for step in (1, 3, 50):
             stream = ReplyStream(template, "id", ())
             deltas = [d for end in range(step, len(text) + step, step) for d in stream.add(text[:end])]
-            deltas += stream.finish(whole)
+            deltas += stream.advance(whole)
             assert "".join(v for k, v in deltas if k == "thinking") == whole.thinking, text
             assert "".join(v for k, v in deltas if k == "content") == whole.text, text
             assert tuple(v for k, v in deltas if k == "call") == whole.tool_calls, text

@@ -10,7 +10,6 @@ from agentfly.gateway.chat import (
     ChatReply,
     ChatRequest,
     Delta,
-    check_messages,
     check_text,
     dump_arguments,
     get,
@@ -35,9 +34,8 @@ _ERROR_TYPES = {
 
 def parse_request(body: Mapping[str, Any]) -> ChatRequest:
     """Read the body of a request to /messages. Raises ApiError."""
-    messages = parse_messages(get_list(body, "messages"), _parse_message)
-    if system := parse_text(body.get("system"), "system"):
-        messages.insert(0, Message("system", check_text(system)))
+    system = check_text(parse_text(body.get("system"), "system"))
+    messages = parse_messages(get_list(body, "messages"), _parse_message, system=system)
     tools = []
     for tool in get_list(body, "tools"):
         if tool.get("type", "custom") != "custom":
@@ -46,7 +44,7 @@ def parse_request(body: Mapping[str, Any]) -> ChatRequest:
     if get(body, "tool_choice", dict, {}).get("type") == "none":
         tools = []
     return ChatRequest(
-        check_messages(messages),
+        messages,
         tuple(tools),
         parse_sampling(body, get(body, "max_tokens", int)),
         model=get(body, "model", str, ""),

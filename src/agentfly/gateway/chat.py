@@ -164,11 +164,12 @@ def rendering_size(messages: Sequence[Message]) -> int:
 
 
 def parse_messages(
-    items: Sequence[Mapping[str, Any]], parse_item: ParseItem, *, check_results: bool = True
-) -> list[Message]:
-    """Convert the messages of a body. Raises ApiError.
+    items: Sequence[Mapping[str, Any]], parse_item: ParseItem, *, system: str = "", check_results: bool = True
+) -> tuple[Message, ...]:
+    """Convert the messages of a body. Raises ApiError, also for a conversation that no template can continue.
 
-    `check_results`: whether every tool result must belong to a call of an earlier item.
+    `system`: the system message of an API that has it outside of the messages. `check_results`: whether every tool
+    result must belong to a call of an earlier item.
     """
     messages: list[Message] = []
     names: dict[str, str] = {}
@@ -180,7 +181,15 @@ def parse_messages(
             check_json([call.name, call.id, call.raw, dict(call.arguments)], "a call")
         if check_results and message.role == "tool":
             require_call(message.tool_call_id, names)
-    return messages
+    if system:
+        messages.insert(0, Message("system", system))
+    if not messages:
+        raise ApiError("there are no messages")
+    if messages[-1].role == "assistant":
+        raise ApiError(
+            "the last message is the assistant's; a request must end with another one (no prefilled replies)"
+        )
+    return tuple(messages)
 
 
 def require_call(call_id: str, names: Mapping[str, str]) -> str:
@@ -310,17 +319,6 @@ def parse_call(name: Any, arguments: Any, call_id: Any) -> ToolCall:
         return ToolCall.of({"id": call_id, "function": {"name": name, "arguments": arguments}})
     except DataError as error:
         raise ApiError(str(error)) from None
-
-
-def check_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Raise ApiError for a conversation that no template can continue: empty, or ending with a reply."""
-    if not messages:
-        raise ApiError("there are no messages")
-    if messages[-1].role == "assistant":
-        raise ApiError(
-            "the last message is the assistant's; a request must end with another one (no prefilled replies)"
-        )
-    return tuple(messages)
 
 
 def format_logprobs(completion: Completion, template: Template) -> list[dict[str, Any]]:

@@ -10,7 +10,6 @@ from agentfly.gateway.chat import (
     ChatReply,
     ChatRequest,
     Delta,
-    check_messages,
     dump_arguments,
     format_logprobs,
     get,
@@ -45,7 +44,7 @@ def parse_request(body: Mapping[str, Any]) -> ChatRequest:
         raise ApiError("'top_logprobs' is not supported; 'logprobs' returns those of the sampled tokens")
     max_tokens = get(body, "max_completion_tokens", int, get(body, "max_tokens", int))
     return ChatRequest(
-        check_messages(messages),
+        messages,
         tuple(tools),
         parse_sampling(body, max_tokens),
         model=get(body, "model", str, ""),
@@ -82,7 +81,7 @@ def format_reply(reply: ChatReply) -> dict[str, Any]:
     elif not reply.message.text:
         message["content"] = ""
     choice = {"index": 0, "message": message, "finish_reason": reply.finish, **_token_fields(reply)}
-    out = {**_header(reply, "chat.completion"), "choices": [choice], "usage": format_usage(reply)}
+    out = {**_header(reply.request, "chat.completion"), "choices": [choice], "usage": format_usage(reply)}
     return {**out, "prompt_token_ids": list(reply.prompt)} if reply.request.token_ids else out
 
 
@@ -90,12 +89,7 @@ class ChatCompletionsStream:
     """Writes the chunks of a streamed response."""
 
     def __init__(self, request: ChatRequest) -> None:
-        self._header = {
-            "id": f"chatcmpl-{request.id}",
-            "object": "chat.completion.chunk",
-            "created": request.created,
-            "model": request.model,
-        }
+        self._header = _header(request, "chat.completion.chunk")
         self._calls = 0
 
     def start(self) -> Iterator[dict[str, Any]]:
@@ -135,13 +129,8 @@ def format_usage(reply: ChatReply) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
 
 
-def _header(reply: ChatReply, kind: str) -> dict[str, Any]:
-    return {
-        "id": f"chatcmpl-{reply.request.id}",
-        "object": kind,
-        "created": reply.request.created,
-        "model": reply.request.model,
-    }
+def _header(request: ChatRequest, kind: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{request.id}", "object": kind, "created": request.created, "model": request.model}
 
 
 def _format_call(call: ToolCall) -> dict[str, Any]:
@@ -200,5 +189,5 @@ def format_completion(reply: ChatReply) -> dict[str, Any]:
     if reply.request.token_ids:
         choice["token_ids"] = ids
         choice["prompt_token_ids"] = list(reply.prompt)
-    out = {**_header(reply, "text_completion"), "choices": [choice], "usage": format_usage(reply)}
+    out = {**_header(reply.request, "text_completion"), "choices": [choice], "usage": format_usage(reply)}
     return {**out, "id": f"cmpl-{reply.request.id}"}

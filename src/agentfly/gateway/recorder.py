@@ -129,6 +129,8 @@ class Recorder:
             depth += 1
             if last_node.turns:
                 node, num_recorded = last_node, depth
+        # A reply after the last one that agrees was changed by the client, or comes from elsewhere. It has no sampled
+        # tokens to continue, and `extend` takes no assistant turns: everything is rendered, as history without loss.
         whole = Prompt(array("i"), messages, template, last_node, depth)
         if node is None or any(message.role == "assistant" for message in messages[num_recorded:]):
             return await _render_whole(whole)
@@ -137,7 +139,7 @@ class Recorder:
         if template.history is History.TEMPLATE:
             ids = segment.extend_prompt((), end)
             rendered = (await _render_whole(whole)).ids
-            if rendered[:end] != ids:
+            if rendered[:end] != ids:  # the template rewrites earlier turns, such as their thinking: a new segment
                 return replace(whole, ids=rendered)
             closes = ids[-1] not in template.stop_ids and rendered[end] in template.stop_ids
             return replace(continued, ids=rendered, closed=end + closes)
@@ -146,6 +148,7 @@ class Recorder:
             extended = await run_unblocked(rendering_size(delta), template.extend, delta)
         except TemplateError:  # a kind of delta that is not exact: render everything
             return await _render_whole(whole)
+        # A turn that was cut at its limit lacks the closing token, which `after` puts before the delta.
         added = extended.after(segment.id_at(end - 1))
         ids = segment.extend_prompt(added, end)
         return replace(continued, ids=ids, closed=end + len(added) - len(extended.ids))
@@ -162,13 +165,16 @@ class Recorder:
         else:
             assert prompt.segment is not None
             segment, end = prompt.segment, prompt.end
+            # While this turn was sampled, another request may have continued the segment. Another one of the same
+            # tokens, of a request that was answered alike, is as good; otherwise this turn begins a copy: appended to
+            # the first, its tokens would follow tokens that the model did not see.
             if len(segment) > end and (other := node.find_open(prompt.ids[:end])) is not None:
                 segment = other[0]
             continues = len(segment) == end
-            if not continues:  # other requests have continued the turn before
+            if not continues:
                 segment = self._begin()
                 segment.append(Author.HISTORY, prompt.ids[:end], prompt.messages[: prompt.num_recorded], turn=turn)
-            if prompt.closed > end:
+            if prompt.closed > end:  # the token that closes a turn was not sampled: it carries no loss
                 segment.append(Author.TEMPLATE, prompt.ids[end : prompt.closed], turn=turn)
             delta = prompt.messages[prompt.num_recorded :]
             author = Author.TOOL if any(message.role == "tool" for message in delta) else Author.USER

@@ -15,7 +15,6 @@ from agentfly.gateway.chat import (
     ChatReply,
     ChatRequest,
     Delta,
-    check_messages,
     dump_arguments,
     format_logprobs,
     get,
@@ -37,7 +36,9 @@ def parse_request(body: Mapping[str, Any]) -> ChatRequest:
     text = body.get("input")
     items = [{"role": "user", "content": text}] if isinstance(text, str) else get_list(body, "input")
     previous = get(body, "previous_response_id", str, "")
-    messages = parse_messages(items, _parse_item, check_results=not previous)
+    instructions = get(body, "instructions", str, "")
+    system = "" if previous else instructions  # those of the conversation that is continued are replaced by these
+    messages = parse_messages(items, _parse_item, system=system, check_results=not previous)
     tools = []
     for tool in get_list(body, "tools"):
         if tool.get("type") != "function":
@@ -51,11 +52,8 @@ def parse_request(body: Mapping[str, Any]) -> ChatRequest:
     for name in ("background", "conversation", "prompt", "top_logprobs"):
         if body.get(name):
             raise ApiError(f"{name!r} is not supported")
-    instructions = get(body, "instructions", str, "")
-    if instructions and not previous:
-        messages.insert(0, Message("system", instructions))
     return ChatRequest(
-        check_messages(messages),
+        messages,
         tuple(tools),
         parse_sampling(body, get(body, "max_output_tokens", int)),
         model=get(body, "model", str, ""),

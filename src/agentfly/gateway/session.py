@@ -143,7 +143,8 @@ class GatewaySession:
         sink: called without deltas when the request is admitted, and then with deltas, the last ones before this
         returns. Raises ApiError. Cancelling it aborts the request in the backend, and nothing is recorded.
         """
-        self._require_open()
+        if self._closed:
+            raise ApiError("this chain has ended; its key is not valid any more", 401, "chain_ended")
         task = asyncio.current_task()
         assert task is not None
         self._requests.add(task)
@@ -155,7 +156,7 @@ class GatewaySession:
                 turn = await self._reserve(request, len(prompt.ids))
                 try:
                     if sink is not None:
-                        sink(())
+                        sink(())  # admitted: the server may send the status, after which no error can change it
                     return await self._sample(request, prompt, turn, sink)
                 finally:
                     self._release(turn)
@@ -303,6 +304,7 @@ class GatewaySession:
         else:
             reply = template.parse_text(stream.cut(template.text(completion.token_ids, prompt.ids)))
             sampled, sent = reply.message, client_message(reply, request.id, template.tools)
+        # No await from here on: a turn that is cancelled in between would be counted, but not recorded.
         self._num_sampled += len(completion.token_ids)
         self.last_message = sent
         self.stop = turn.truncation if completion.finish is FinishReason.LENGTH else None
@@ -314,7 +316,7 @@ class GatewaySession:
             self.recorder.responses[f"resp_{request.id}"] = (node, sent, bool(request.instructions))
             self._emit(ReplyReceived, turn.number, sampled)
         if sink is not None:
-            sink(stream.finish(sent))
+            sink(stream.advance(sent))
         return ChatReply(sent, completion, prompt.ids, request, template)
 
     def add_failure(self, kind: FailureKind, message: str) -> None:
@@ -331,10 +333,6 @@ class GatewaySession:
             self.add_failure(FailureKind.TIMEOUT, problem)
         self.stop = StopReason.TIMEOUT
         return ApiError(problem, 400, "chain_seconds")
-
-    def _require_open(self) -> None:
-        if self._closed:
-            raise ApiError("this chain has ended; its key is not valid any more", 401, "chain_ended")
 
     def to_trajectory(self) -> Trajectory:
         """The record of a chain that no rollout runs; its task is the first prompt."""

@@ -40,7 +40,7 @@ class ReplyStream:
         """The deltas that are certain, given all text of the turn so far."""
         text = text[: len(text) - self._hold] if self._hold else text
         if not any(map(text.__contains__, _SUSPICIOUS)):
-            yield from self._advance(Message("assistant", text.strip("\n").rstrip()))
+            yield from self.advance(Message("assistant", text.strip("\n").rstrip()))
             return
         if len(text) < self._parsed + self._parsed // 8 + 16:
             return
@@ -64,11 +64,7 @@ class ReplyStream:
         if not message.text and not calls:  # it may not be complete
             thinking = self._stable(thinking)
         sent = client_message(Reply(sure), self._id, self._template.tools)
-        yield from self._advance(replace(sent, thinking=thinking))
-
-    def finish(self, message: Message) -> Iterator[Delta]:
-        """The rest of the reply, given the whole message."""
-        yield from self._advance(message)
+        yield from self.advance(replace(sent, thinking=thinking))
 
     def _stable(self, text: str) -> str:
         """The text without an end that could be the beginning of a marker or that parsing strips."""
@@ -76,8 +72,10 @@ class ReplyStream:
         starts = [at for mark in _SUSPICIOUS if (at := text.find(mark, tail)) >= 0]
         return text[: min(starts, default=len(text))].rstrip()
 
-    def _advance(self, message: Message) -> Iterator[Delta]:
+    def advance(self, message: Message) -> Iterator[Delta]:
+        """What a message, or the beginning of one, adds to the deltas so far; at the end, given the whole message."""
         sent = self._sent
+        # Clients append deltas in order: thinking that came after content or a call would end up inside of them.
         if len(message.thinking) > len(sent.thinking) and not sent.content and not sent.tool_calls:
             yield "thinking", message.thinking[len(sent.thinking) :]
             sent = replace(sent, thinking=message.thinking)
