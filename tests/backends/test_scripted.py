@@ -18,7 +18,7 @@ TEMPLATE: Template = load_template("chatml", ByteTokenizer())
 PROMPT = TEMPLATE.start([Message("user", "Hi")])
 
 
-def scripted(script: Any, **settings: Any) -> ScriptedBackend:
+def make_backend(script: Any, **settings: Any) -> ScriptedBackend:
     backend = ScriptedBackend(script, **settings)
     backend.attach(TEMPLATE)
     return backend
@@ -29,7 +29,7 @@ def request(turn: int = 0, chain: str = "0/0", on_tokens: Any = None, **sampling
 
 
 async def test_reply_is_encoded_and_ends_with_the_end_of_turn_token() -> None:
-    backend = scripted(["one", "two"], logprob=-0.25)
+    backend = make_backend(["one", "two"], logprob=-0.25)
     completion = await backend.generate(request(1))
     assert TEMPLATE.text(completion.token_ids) == "two"
     assert completion.token_ids[-1] == TEMPLATE.close_id
@@ -39,11 +39,11 @@ async def test_reply_is_encoded_and_ends_with_the_end_of_turn_token() -> None:
 
 async def test_script_with_too_few_turns_raises() -> None:
     with pytest.raises(BackendFault, match="the script has 1 turns"):
-        await scripted(["one"]).generate(request(1))
+        await make_backend(["one"]).generate(request(1))
 
 
 async def test_single_text_is_the_reply_of_every_turn() -> None:
-    assert TEMPLATE.text((await scripted("again").generate(request(9))).token_ids) == "again"
+    assert TEMPLATE.text((await make_backend("again").generate(request(9))).token_ids) == "again"
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -57,40 +57,40 @@ async def test_script_function_gets_prompt_turn_and_chain(asynchronous: bool) ->
     async def later(turn: ScriptedTurn) -> str:
         return speak(turn)
 
-    await scripted(later if asynchronous else speak).generate(request(2, "3/1"))
+    await make_backend(later if asynchronous else speak).generate(request(2, "3/1"))
     assert seen == [("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", 2, "3/1")]
 
 
 async def test_seed_makes_random_numbers_repeatable() -> None:
-    backend = scripted(lambda turn: str(turn.random.random()))
+    backend = make_backend(lambda turn: str(turn.random.random()))
     first, second, other = [(await backend.generate(request(seed=s))).token_ids for s in (1, 1, 2)]
     assert first == second != other
 
 
 async def test_token_limit_cuts_the_reply_and_the_streamed_tokens() -> None:
     watched: list[int] = []
-    completion = await scripted("abcdef", chunk=2).generate(request(max_tokens=3, on_tokens=watched.extend))
+    completion = await make_backend("abcdef", chunk=2).generate(request(max_tokens=3, on_tokens=watched.extend))
     assert (TEMPLATE.text(completion.token_ids), completion.finish) == ("abc", FinishReason.LENGTH)
     assert watched == list(completion.token_ids)
-    exact = await scripted("abc").generate(request(max_tokens=4))
+    exact = await make_backend("abc").generate(request(max_tokens=4))
     assert (len(exact.token_ids), exact.finish) == (4, FinishReason.STOP)
 
 
 async def test_stop_string_ends_the_turn_and_is_included() -> None:
-    completion = await scripted("one STOP two END three").generate(request(stop=("END", "STOP")))
+    completion = await make_backend("one STOP two END three").generate(request(stop=("END", "STOP")))
     assert (TEMPLATE.text(completion.token_ids), completion.finish) == ("one STOP", FinishReason.STOP)
     assert completion.token_ids[-1] != TEMPLATE.close_id
 
 
 async def test_tokens_are_streamed_in_chunks() -> None:
     chunks: list[list[int]] = []
-    completion = await scripted("abcdef", chunk=3).generate(request(on_tokens=chunks.append))
+    completion = await make_backend("abcdef", chunk=3).generate(request(on_tokens=chunks.append))
     assert [len(chunk) for chunk in chunks] == [3, 3, 1]
     assert [i for chunk in chunks for i in chunk] == completion.token_ids
 
 
 async def test_every_token_has_the_weight_version_it_was_sampled_with() -> None:
-    backend = scripted("abcdef", chunk=2, latency=0.001)
+    backend = make_backend("abcdef", chunk=2, latency=0.001)
     chunks = 0
 
     def watch(ids: Any) -> None:
@@ -108,7 +108,7 @@ async def test_every_token_has_the_weight_version_it_was_sampled_with() -> None:
 
 
 async def test_latency_may_depend_on_the_request() -> None:
-    backend = scripted("x", latency=lambda r: 60.0 if r.chain == "slow" else 0.0)
+    backend = make_backend("x", latency=lambda r: 60.0 if r.chain == "slow" else 0.0)
     waiting = asyncio.ensure_future(backend.generate(request(chain="slow")))
     await backend.generate(request(chain="fast"))
     assert not waiting.done()
@@ -121,7 +121,7 @@ class Gate:
     def __init__(self, **settings: Any) -> None:
         self.serving: list[str] = []
         self.doors: dict[str, asyncio.Event] = {}
-        self.backend = scripted(self._speak, **settings)
+        self.backend = make_backend(self._speak, **settings)
 
     async def _speak(self, turn: ScriptedTurn) -> str:
         self.serving.append(turn.chain)
@@ -220,7 +220,7 @@ async def test_generate_without_a_template_raises() -> None:
 
 def test_second_tokenizer_is_rejected() -> None:
     other = SimpleNamespace(codec=SimpleNamespace(control={"<eos>": 0}))
-    backend = scripted("x")
+    backend = make_backend("x")
     backend.attach(load_template("chatml", ByteTokenizer()))
     with pytest.raises(ConfigError, match="another tokenizer"):
         backend.attach(other)  # type: ignore[arg-type]

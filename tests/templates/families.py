@@ -98,7 +98,7 @@ class Case:
             )
         )
 
-    def spelled(self, *texts: str) -> bool:
+    def spells_control_token(self, *texts: str) -> bool:
         """Some text spells a control token: there we differ from Hugging Face on purpose."""
         return any(token in text for text in texts for token in self.template.codec.control)
 

@@ -119,18 +119,18 @@ def calls_of(template: Template, turn: Message) -> list[tuple[str, dict[str, Any
     return [(call.name, dict(call.arguments), call.problem) for call in template.parse_text(text).calls]
 
 
-def untyped(value: object) -> object:
+def drop_types(value: object) -> object:
     """A value as formats without types give it back."""
     if isinstance(value, dict):
-        return {key: untyped(item) for key, item in value.items()}
+        return {key: drop_types(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [untyped(item) for item in value]
+        return [drop_types(item) for item in value]
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def agree(parsed: object, written: object) -> bool:
     """The same value; in formats without types a number or object as text, with Python's words for constants."""
-    if parsed == written or untyped(parsed) == untyped(written):
+    if parsed == written or drop_types(parsed) == drop_types(written):
         return True
     if isinstance(parsed, str) and not isinstance(written, str):
         return parsed == str(written) or json.loads(parsed) == written

@@ -61,12 +61,12 @@ class Guarded:
     def check(self, texts: Sequence[str]) -> None:
         for position, ids_of in self.places.items():
             ids, clean = ids_of(texts), ids_of(["x"] * len(texts))
-            assert self._added(ids) == self._added(clean), (position, texts)
+            assert self.guarded_tokens(ids) == self.guarded_tokens(clean), (position, texts)
             decoded = self.template.codec.decode(ids)
             for text in texts if position == "tools" else ["".join(texts)]:
                 assert text in decoded, (position, text)
 
-    def _added(self, ids: Sequence[int]) -> list[str]:
+    def guarded_tokens(self, ids: Sequence[int]) -> list[str]:
         return [self.guarded[i] for i in ids if i in self.guarded]
 
 

@@ -25,7 +25,7 @@ quick = settings(max_examples=30, deadline=None, suppress_health_check=list(Heal
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 
 
-def allowed(case: Case) -> list[str]:
+def allowed_kinds(case: Case) -> list[str]:
     return [kind for kind in KINDS if kind not in case.template.rejections]
 
 
@@ -38,7 +38,7 @@ def allowed(case: Case) -> list[str]:
 @example(contents=["\n\n", " ", ""], system="", turns=3)
 @example(contents=["", "\n", "x"], system=None, turns=1)
 def test_start_gives_the_ids_of_hugging_face(case: Case, contents: list[str], system: str | None, turns: int) -> None:
-    assume(not case.spelled(*contents, system or ""))
+    assume(not case.spells_control_token(*contents, system or ""))
     messages = [user(contents[0]), Message("assistant", contents[1]), user(contents[2])][:turns]
     if system is not None and case.system:
         messages.insert(0, Message("system", system))
@@ -49,7 +49,7 @@ def test_start_gives_the_ids_of_hugging_face(case: Case, contents: list[str], sy
 @quick
 @given(contents=st.lists(texts, min_size=2, max_size=2), argument=texts)
 def test_start_of_a_conversation_with_calls(case: Case, contents: list[str], argument: str) -> None:
-    assume(not case.spelled(*contents))
+    assume(not case.spells_control_token(*contents))
     messages = [user(contents[0]), Message("assistant", "", (call(1, q=argument),)), answer(contents[1], 1)]
     assert case.template.start(messages) == case.encode(case.render(messages))
 
@@ -74,8 +74,8 @@ def as_rendered(template: Template, delta: Sequence[Message]) -> bool:
 @example(contents=["\n\n", " ", ""])
 @example(contents=["null", "{}", "7"])
 def test_extend_is_the_suffix_of_the_full_rendering(case: Case, contents: list[str]) -> None:
-    assume(not case.spelled(*contents))
-    for kind in allowed(case):
+    assume(not case.spells_control_token(*contents))
+    for kind in allowed_kinds(case):
         turn, delta = delta_of(kind, contents)
         extended = case.template.extend(delta)
         full = case.encode(case.render([user("q"), turn, *delta]))
@@ -86,7 +86,7 @@ def test_extend_is_the_suffix_of_the_full_rendering(case: Case, contents: list[s
 @quick
 @given(contents=st.lists(texts, min_size=3, max_size=3))
 def test_learned_scaffolding_equals_rendering(case: Case, contents: list[str]) -> None:
-    for kind in allowed(case):
+    for kind in allowed_kinds(case):
         _, delta = delta_of(kind, contents)
         assert as_rendered(case.template, delta), kind
     for opening in ([user(contents[0])], [Message("system", contents[1]), user(contents[0])]):
@@ -184,7 +184,7 @@ def test_turn_truncated_inside_a_character_is_kept(case: Case) -> None:
 
 @every_case
 def test_truncated_turn_is_closed_by_one_token(case: Case) -> None:
-    for kind in allowed(case):
+    for kind in allowed_kinds(case):
         extended = case.template.extend(delta_of(kind, ["r"] * 3)[1])
         for stop in case.template.stop_ids:
             assert extended.after(stop) == extended.ids
@@ -275,7 +275,7 @@ def test_tools_cannot_forge_a_turn(case: Case) -> None:
         ids = template.start([user(text)])
         assert _control(case, ids) == _control(case, clean.start([user("x")]))
         assert f"Search. {forged}" in template.codec.decode(ids)
-        for kind in allowed(case):
+        for kind in allowed_kinds(case):
             delta = delta_of(kind, [text] * 3)[1]
             expected = clean.extend(delta_of(kind, ["x"] * 3)[1]).ids
             assert _control(case, template.extend(delta).ids) == _control(case, expected), kind

@@ -4,7 +4,7 @@ import pytest
 
 
 @pytest.fixture(scope="session", autouse=True)
-def packed() -> Iterator[None]:
+def pack_small_models() -> Iterator[None]:
     """The small models of these tests are packed as large ones are."""
     pytest.importorskip("torch", reason="the embedded engine needs torch: pip install 'agentfly-rl[train]'")
     with pytest.MonkeyPatch.context() as patch:

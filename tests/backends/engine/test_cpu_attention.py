@@ -146,13 +146,17 @@ def test_freed_memory_is_retained() -> None:
 
 
 def test_zeros_take_no_memory_until_they_are_written() -> None:
-    def held() -> int:
+    def resident_bytes() -> int:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * 4096
 
-    initial_bytes = held()
+    initial_bytes = resident_bytes()
     tensor = zeros((1 << 20, 64), torch.empty(0))
-    assert (tensor.shape, tensor.dtype, held() - initial_bytes < 32 << 20) == ((1 << 20, 64), torch.float32, True)
+    assert (tensor.shape, tensor.dtype, resident_bytes() - initial_bytes < 32 << 20) == (
+        (1 << 20, 64),
+        torch.float32,
+        True,
+    )
     tensor[5] = 1
     assert (tensor[5].sum(), tensor[1 << 19].sum()) == (64, 0)
     assert zeros((0,), torch.empty(0)).shape == (0,)

@@ -27,7 +27,7 @@ def model_of(seed: int = 0, **changes: Any) -> Any:
     return tiny.model_of(seed, LlamaConfig(**{**CONFIG.to_dict(), **changes}))
 
 
-def saved(model: Any, folder: Path) -> str:
+def save_model(model: Any, folder: Path) -> str:
     """A folder with the model and a tokenizer of bytes."""
     model.save_pretrained(folder)
     load_tokenizer("bytes").backend_tokenizer.save(str(folder / "tokenizer.json"))
@@ -51,12 +51,12 @@ def descendants() -> set[int]:
     while below:
         parent = below.pop()
         children = [pid for pid, its in parents.items() if its == parent]
-        vllm_pids |= {pid for pid in children if "VLLM" in named(pid)}
+        vllm_pids |= {pid for pid in children if "VLLM" in command_line(pid)}
         below += children
     return vllm_pids
 
 
-def named(pid: int) -> str:
+def command_line(pid: int) -> str:
     """A process's command line; empty where it is gone or a zombie."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")

@@ -18,7 +18,7 @@ from agentfly.backends.vllm import VLLMBackend
 from agentfly.errors import BackendFault, ConfigError, NonFiniteError
 from agentfly.types import FinishReason, Image
 from tests.backends.engine.tiny import filter_logprobs, greedy, make_request, score_completion
-from tests.backends.vllm.small import VOCABULARY, backend_of, descendants, model_of, saved, until
+from tests.backends.vllm.small import VOCABULARY, backend_of, descendants, model_of, save_model, until
 
 
 def prompts(lengths: list[int], seed: int = 0) -> list[list[int]]:
@@ -33,13 +33,13 @@ def model() -> Any:
 
 @pytest.fixture(scope="module")
 def backend(model: Any, tmp_path_factory: Any) -> Iterator[VLLMBackend]:
-    backend = backend_of(saved(model, tmp_path_factory.mktemp("model")))
+    backend = backend_of(save_model(model, tmp_path_factory.mktemp("model")))
     yield backend
     asyncio.run(backend.close())
 
 
 @pytest.fixture
-async def updated(backend: VLLMBackend, model: Any) -> AsyncIterator[VLLMBackend]:
+async def updatable(backend: VLLMBackend, model: Any) -> AsyncIterator[VLLMBackend]:
     """The backend for a test that changes its weights."""
     yield backend
     backend._on_update = OnUpdate.CONTINUE
@@ -172,27 +172,27 @@ async def test_invalid_requests_are_rejected(backend: VLLMBackend) -> None:
 # ── weights ──
 
 
-async def test_update_discards_cached_keys_and_values(model: Any, updated: VLLMBackend) -> None:
+async def test_update_discards_cached_keys_and_values(model: Any, updatable: VLLMBackend) -> None:
     other, request = model_of(seed=9), make_request(prompts([300])[0], 10, seed=1, chain="0/0")
-    first = await updated.generate(request)
-    await updated.update_weights(other.named_parameters(), 1)
-    got = await updated.generate(request)
-    assert set(got.weight_versions) == {updated.weight_version} == {1}
+    first = await updatable.generate(request)
+    await updatable.update_weights(other.named_parameters(), 1)
+    got = await updatable.generate(request)
+    assert set(got.weight_versions) == {updatable.weight_version} == {1}
     close(got.logprobs, score_completion(other, request, got))
     assert got.token_ids != first.token_ids
     assert set(first.weight_versions) == {0}
 
 
-async def test_weights_that_are_left_out_are_unchanged(model: Any, updated: VLLMBackend) -> None:
+async def test_weights_that_are_left_out_are_unchanged(model: Any, updatable: VLLMBackend) -> None:
     mixed, other, request = model_of(), model_of(seed=9), make_request(prompts([20])[0], 10, seed=1)
     name = "model.layers.1.self_attn.q_proj.weight"
     with torch.no_grad():
         mixed.get_parameter(name).copy_(other.get_parameter(name))
-    await updated.update_weights([(name, other.get_parameter(name))], 4)
-    got = await updated.generate(request)
+    await updatable.update_weights([(name, other.get_parameter(name))], 4)
+    got = await updatable.generate(request)
     close(got.logprobs, score_completion(mixed, request, got))
-    await updated.update_weights((), 5)
-    got = await updated.generate(request)
+    await updatable.update_weights((), 5)
+    got = await updatable.generate(request)
     assert set(got.weight_versions) == {5}
     close(got.logprobs, score_completion(mixed, request, got))
 
@@ -221,9 +221,9 @@ async def test_invalid_weights_are_rejected_and_change_nothing(model: Any, backe
 
 
 @pytest.mark.parametrize("then", ["continue", "finish", "abort"])
-async def test_running_turns_follow_on_update(then: str, updated: VLLMBackend) -> None:
+async def test_running_turns_follow_on_update(then: str, updatable: VLLMBackend) -> None:
     other, halfway = model_of(seed=9), asyncio.Event()
-    updated._on_update = OnUpdate(then)
+    updatable._on_update = OnUpdate(then)
     seen: list[int] = []
 
     def watch(ids: Any) -> None:
@@ -232,9 +232,9 @@ async def test_running_turns_follow_on_update(then: str, updated: VLLMBackend) -
             halfway.set()
 
     request = make_request(prompts([10])[0], 400, seed=1, on_tokens=watch)
-    running = asyncio.create_task(updated.generate(request))
+    running = asyncio.create_task(updatable.generate(request))
     await halfway.wait()
-    await updated.update_weights(other.named_parameters(), 1)
+    await updatable.update_weights(other.named_parameters(), 1)
     got = await running
     versions = list(got.weight_versions)
     assert list(got.token_ids) == seen
@@ -251,23 +251,23 @@ async def test_running_turns_follow_on_update(then: str, updated: VLLMBackend) -
             close(got.logprobs[late:], score_completion(other, request, got)[late:])
 
 
-async def test_non_finite_logits_raise_until_the_weights_are_replaced(model: Any, updated: VLLMBackend) -> None:
-    await updated.update_weights([("model.norm.weight", torch.full((128,), float("nan")))], 3)
+async def test_non_finite_logits_raise_until_the_weights_are_replaced(model: Any, updatable: VLLMBackend) -> None:
+    await updatable.update_weights([("model.norm.weight", torch.full((128,), float("nan")))], 3)
     with pytest.raises(NonFiniteError, match=r"not finite \(weights of version 3\)"):
-        await updated.generate(make_request([5] * 10))
-    await updated.update_weights(model.named_parameters(), 4)
-    assert set((await updated.generate(make_request([5] * 10))).weight_versions) == {4}
+        await updatable.generate(make_request([5] * 10))
+    await updatable.update_weights(model.named_parameters(), 4)
+    assert set((await updatable.generate(make_request([5] * 10))).weight_versions) == {4}
 
 
-async def test_cancelled_update_completes(updated: VLLMBackend) -> None:
+async def test_cancelled_update_completes(updatable: VLLMBackend) -> None:
     other, request = model_of(seed=9), make_request(prompts([20])[0], 6, seed=1)
-    update = asyncio.create_task(updated.update_weights(other.named_parameters(), 1))
+    update = asyncio.create_task(updatable.update_weights(other.named_parameters(), 1))
     await asyncio.sleep(0)
     update.cancel()
     with pytest.raises(asyncio.CancelledError):
         await update
-    await until(lambda: updated.weight_version == 1)
-    got = await updated.generate(request)
+    await until(lambda: updatable.weight_version == 1)
+    got = await updatable.generate(request)
     close(got.logprobs, score_completion(other, request, got))
 
 
@@ -294,7 +294,7 @@ async def test_sleep_needs_a_gpu(backend: VLLMBackend) -> None:
 )
 def test_invalid_settings_are_rejected(settings: dict[str, Any], words: str, tmp_path: Any) -> None:
     with pytest.raises(ConfigError, match=words):
-        backend_of(saved(model_of(), tmp_path), **settings)
+        backend_of(save_model(model_of(), tmp_path), **settings)
 
 
 async def test_close_ends_all_processes_and_fails_pending_calls(backend: VLLMBackend) -> None:
@@ -319,7 +319,7 @@ async def sleeper(tmp_path: Path) -> AsyncIterator[VLLMBackend]:
         pytest.skip("sleeping and sharing weights between processes need a GPU, and torch sees none")
     engine = {"enforce_eager": True, "gpu_memory_utilization": 0.3}
     settings: dict[str, Any] = {"dtype": "bfloat16", "on_update": "finish", "kv_memory": 1 << 30, "engine": engine}
-    backend = backend_of(saved(model_of(tie_word_embeddings=True), tmp_path), enable_sleep_mode=True, **settings)
+    backend = backend_of(save_model(model_of(tie_word_embeddings=True), tmp_path), enable_sleep_mode=True, **settings)
     yield backend
     await backend.close()
 
@@ -356,7 +356,7 @@ async def test_update_of_a_tied_head_on_a_cpu_is_rejected(tmp_path: Path) -> Non
     if not current_platform.is_cpu():
         pytest.skip("a GPU keeps no packed copy")
     tied = model_of(tie_word_embeddings=True)
-    backend = backend_of(saved(tied, tmp_path))
+    backend = backend_of(save_model(tied, tmp_path))
     try:
         with pytest.raises(ConfigError, match="a head of the old weights"):
             await backend.update_weights(tied.named_parameters(), 1)

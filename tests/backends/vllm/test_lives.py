@@ -20,13 +20,13 @@ from agentfly.backends.vllm import VLLMBackend
 from agentfly.backends.weight_files import SHARED_MEMORY
 from agentfly.errors import BackendFault
 from tests.backends.engine.tiny import make_request, score_completion
-from tests.backends.vllm.small import backend_of, descendants, model_of, named, saved, until
+from tests.backends.vllm.small import backend_of, command_line, descendants, model_of, save_model, until
 
 peft = pytest.importorskip("peft", reason="LoRA needs peft: pip install 'agentfly-rl[train]'")
 LORA = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "down_proj"])
 
 
-def adapted(seed: int) -> Any:
+def make_adapted_model(seed: int) -> Any:
     """A model with an adapter that does something."""
     model = peft.get_peft_model(model_of(), LORA)
     torch.manual_seed(seed)
@@ -37,7 +37,7 @@ def adapted(seed: int) -> Any:
     return model.eval()
 
 
-def trained(model: Any) -> Iterator[tuple[str, Any]]:
+def trainable_parameters(model: Any) -> Iterator[tuple[str, Any]]:
     return ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
 
 
@@ -47,7 +47,7 @@ def close(got: Any, expected: Any) -> None:
 
 @pytest.fixture(scope="module")
 def backend(tmp_path_factory: Any) -> Iterator[VLLMBackend]:
-    backend = backend_of(saved(model_of(), tmp_path_factory.mktemp("model")), lora=LORA)
+    backend = backend_of(save_model(model_of(), tmp_path_factory.mktemp("model")), lora=LORA)
     yield backend
     asyncio.run(backend.close())
 
@@ -59,8 +59,8 @@ async def test_adapter_is_applied_without_merging_and_updates_discard_the_cache(
     got = await backend.generate(REQUEST)
     close(got, score_completion(model_of(), REQUEST, got))
     for version in (1, 2):
-        model = adapted(version)
-        await backend.update_weights(trained(model), version)
+        model = make_adapted_model(version)
+        await backend.update_weights(trainable_parameters(model), version)
         got = await backend.generate(REQUEST)
         assert set(got.weight_versions) == {version}
         close(got, score_completion(model, REQUEST, got))
@@ -69,8 +69,8 @@ async def test_adapter_is_applied_without_merging_and_updates_discard_the_cache(
 
 
 async def test_update_of_the_base_model_keeps_the_adapter(backend: VLLMBackend) -> None:
-    model = adapted(2)
-    await backend.update_weights(trained(model), 2)
+    model = make_adapted_model(2)
+    await backend.update_weights(trainable_parameters(model), 2)
     base = [(name, parameter * 1.1) for name, parameter in model.named_parameters() if not parameter.requires_grad]
     with torch.no_grad():
         for name, parameter in base:
@@ -82,12 +82,12 @@ async def test_update_of_the_base_model_keeps_the_adapter(backend: VLLMBackend) 
 
 
 async def test_killed_engine_fails_its_turns_and_restarts_with_the_last_weights(backend: VLLMBackend) -> None:
-    model = adapted(5)
-    await backend.update_weights(trained(model), 5)
+    model = make_adapted_model(5)
+    await backend.update_weights(trainable_parameters(model), 5)
     first_token = asyncio.Event()
     running = asyncio.create_task(backend.generate(make_request([5, 6], 500, on_tokens=lambda _: first_token.set())))
     await first_token.wait()
-    (core,) = [pid for pid in descendants() if "EngineCore" in named(pid)]
+    (core,) = [pid for pid in descendants() if "EngineCore" in command_line(pid)]
     os.kill(core, signal.SIGKILL)
     with pytest.raises(BackendFault, match="engine died"):
         await running
@@ -107,7 +107,7 @@ async def test_engine_is_restarted_at_most_three_times_in_a_row(
         raise BackendFault("no memory left")
 
     monkeypatch.setattr(backend._engine, "_start", failing)
-    (worker,) = [pid for pid in descendants() if "Worker" in named(pid)]
+    (worker,) = [pid for pid in descendants() if "Worker" in command_line(pid)]
     os.kill(worker, signal.SIGKILL)
     with pytest.raises(BackendFault, match=r"engine died|no memory left"):
         await backend.generate(make_request([5, 6], 500))
@@ -156,7 +156,7 @@ if __name__ == "__main__":
 def test_killed_or_unclosed_process_leaves_no_processes_and_files(how: str, tmp_path: Path) -> None:
     program, earlier_folders = tmp_path / "program.py", set(SHARED_MEMORY.glob("agentfly-weights-*"))
     program.write_text(textwrap.dedent(PROGRAM))
-    folder = saved(model_of(), tmp_path / "model")
+    folder = save_model(model_of(), tmp_path / "model")
     with subprocess.Popen([sys.executable, program, folder, how], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -167,5 +167,5 @@ def test_killed_or_unclosed_process_leaves_no_processes_and_files(how: str, tmp_
         if how == "kill":
             process.kill()
         process.wait(120)
-    asyncio.run(until(lambda: not any("VLLM" in named(pid) for pid in processes)))
+    asyncio.run(until(lambda: not any("VLLM" in command_line(pid) for pid in processes)))
     asyncio.run(until(lambda: not any(folder.exists() for folder in folders)))

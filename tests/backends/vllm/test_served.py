@@ -23,7 +23,7 @@ from agentfly.backends.client import ClientBackend
 from agentfly.errors import BackendFault, ConfigError
 from agentfly.types import FinishReason
 from tests.backends.engine.tiny import greedy, make_request, score_completion
-from tests.backends.vllm.small import VOCABULARY, descendants, model_of, named, saved, until
+from tests.backends.vllm.small import VOCABULARY, command_line, descendants, model_of, save_model, until
 
 
 def close(got: Any, expected: Any) -> None:
@@ -35,7 +35,7 @@ def prompts(lengths: list[int], seed: int = 0) -> list[list[int]]:
     return [[draw.randrange(3, VOCABULARY) for _ in range(length)] for length in lengths]
 
 
-def started(model: str, *flags: str) -> tuple[subprocess.Popen[str], str]:
+def start_server(model: str, *flags: str) -> tuple[subprocess.Popen[str], str]:
     """`agentfly serve` on a free port, once it says that it serves."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -66,13 +66,13 @@ def started(model: str, *flags: str) -> tuple[subprocess.Popen[str], str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: Any) -> str:
-    return saved(model_of(), tmp_path_factory.mktemp("model"))
+    return save_model(model_of(), tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
 def server(folder: str) -> Iterator[str]:
     """The address of a server that is ended by Ctrl-C, and then leaves no process."""
-    process, url = started(folder, "--updatable", "--", "--kv-cache-memory-bytes", str(1 << 26))
+    process, url = start_server(folder, "--updatable", "--", "--kv-cache-memory-bytes", str(1 << 26))
     processes = descendants()
     assert len(processes) == 2
     yield url
@@ -80,7 +80,7 @@ def server(folder: str) -> Iterator[str]:
     assert process.wait(60) == 0
     assert process.stdout is not None
     process.stdout.close()
-    assert not any("VLLM" in named(pid) for pid in processes)
+    assert not any("VLLM" in command_line(pid) for pid in processes)
 
 
 @pytest.fixture
@@ -182,7 +182,7 @@ def test_invalid_arguments_are_one_line_errors(arguments: list[str], words: str,
 # ── an agent ──
 
 
-async def used(agent: HFAgent) -> None:
+async def ask_questions(agent: HFAgent) -> None:
     """Ask questions that the tiny model calls its tool for."""
     from agentfly.models.lookup import draw
 
@@ -208,7 +208,7 @@ async def test_agent_calls_its_tool_on_the_vllm_backend(tiny: Path) -> None:
 
     settings = {"dtype": "float32", "kv_memory": 1 << 27}
     agent = HFAgent("tiny", tools=[Lookup.lookup], backend="vllm", backend_config=settings)
-    await used(agent)
+    await ask_questions(agent)
     await agent.close()
 
 
@@ -216,19 +216,19 @@ async def test_agent_calls_its_tool_through_the_server_which_ends_with_its_paren
     from agentfly.environments.lookup import Lookup
 
     earlier_processes = descendants()
-    process, url = started("tiny", "--", "--kv-cache-memory-bytes", str(1 << 27))
+    process, url = start_server("tiny", "--", "--kv-cache-memory-bytes", str(1 << 27))
     processes = descendants() - earlier_processes
     assert len(processes) == 2
     settings = {"base_url": url, "prompt_format": "tokens"}
     agent = HFAgent("tiny", tools=[Lookup.lookup], backend="client", backend_config=settings)
-    await used(agent)
+    await ask_questions(agent)
     with pytest.raises(ConfigError, match="agentfly serve MODEL --updatable"):
         await agent.backend.update_weights([("model.norm.weight", torch.zeros(160))], 1)
     process.kill()
     process.wait()
     assert process.stdout is not None
     process.stdout.close()
-    await until(lambda: not any("VLLM" in named(pid) for pid in processes))
+    await until(lambda: not any("VLLM" in command_line(pid) for pid in processes))
     with pytest.raises(BackendFault, match="cannot reach"):
         await agent.backend.generate(make_request([5, 6], 4))
     await agent.close()

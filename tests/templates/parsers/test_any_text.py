@@ -151,7 +151,7 @@ def words_of(reply: Reply) -> str:
     return f"{reply.message.content}{reply.message.thinking}{calls}"
 
 
-def mutated(text: str, draw: random.Random) -> str:
+def mutate(text: str, draw: random.Random) -> str:
     """Cut, double, splice, or break into a turn, once to four times."""
     for _ in range(draw.randint(1, 4)):
         start, end = sorted((draw.randint(0, len(text)), draw.randint(0, len(text))))
@@ -179,7 +179,7 @@ def test_a_hundred_thousand_mutated_turns(shard: int) -> None:
     for _ in range(25_000):
         turn = draw.choice(GOOD_TURNS)
         name = turn.parser if draw.random() < 0.8 else draw.choice(NAMES)
-        check(PARSERS[name](mutated(turn.text, draw)))
+        check(PARSERS[name](mutate(turn.text, draw)))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -187,7 +187,7 @@ def test_inserted_word_is_in_the_output(name: str) -> None:
     draw = random.Random(name)
     turns = [turn.text for turn in GOOD_TURNS if turn.parser == name]
     for _ in range(1_000):
-        text = mutated(draw.choice(turns), draw)
+        text = mutate(draw.choice(turns), draw)
         at = draw.randint(0, len(text))
         reply = PARSERS[name](f"{text[:at]} {WORD} {text[at:]}")
         # The one place where a word may go: a key that means nothing, in an object that reads well.
