@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks.table import print_table
-from tests.backends.engine.test_architectures import PACKED, built
+from tests.backends.engine.test_architectures import PACKED, build_model
 from tests.backends.engine.tiny import VOCABULARY
 
 FAMILY = "mixtral"
@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
     options = parser.parse_args()
     torch.manual_seed(0)
-    model = built(FAMILY, PACKED[FAMILY]).to(getattr(torch, options.dtype))
+    model = build_model(FAMILY, PACKED[FAMILY]).to(getattr(torch, options.dtype))
     models = [copy.deepcopy(model) for _ in range(5)]
     for each in models[3:]:
         each.set_attn_implementation("eager")

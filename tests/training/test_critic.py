@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="training needs torch: pip install '
 from agentfly.errors import NonFiniteError, RecordError  # noqa: E402
 from agentfly.training.local_learner import LocalLearner  # noqa: E402
 from agentfly.training.lora import add_lora  # noqa: E402
-from tests.backends.engine.test_architectures import PACKED, PLAIN, built  # noqa: E402
+from tests.backends.engine.test_architectures import PACKED, PLAIN, build_model  # noqa: E402
 from tests.backends.engine.tiny import model_of  # noqa: E402
 from tests.training.pieces import make_learner, piece, sample, samples  # noqa: E402
 
@@ -35,7 +35,7 @@ def test_values_are_initially_zero_and_defined_before_sampled_tokens() -> None:
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "cohere", "gpt2", "opt", "gpt_neo", "bloom", "llama4_text"])
 def test_critic_learns_returns_with_any_model(family: str) -> None:
-    learner, batch = learner_of(built(family, {**PACKED, **PLAIN}[family])), samples(*LENGTHS)
+    learner, batch = learner_of(build_model(family, {**PACKED, **PLAIN}[family])), samples(*LENGTHS)
     losses = [learner.update(batch)["critic/loss"] for _ in range(25)]
     assert losses[-1] < losses[0] / 4
     expected = np.concatenate([sample.returns[sample.segment.mask] for sample in batch if sample.returns is not None])

@@ -28,7 +28,7 @@ from agentfly.training.batch import Sample  # noqa: E402
 from agentfly.training.local_learner import LocalLearner  # noqa: E402
 from agentfly.training.lora import add_lora  # noqa: E402
 from agentfly.training.optimizer import LRSchedule, describe_unusual_rate  # noqa: E402, describe_unusual_rate
-from tests.backends.engine.test_architectures import PLAIN, built  # noqa: E402
+from tests.backends.engine.test_architectures import PLAIN, build_model  # noqa: E402
 from tests.backends.engine.tiny import CONFIG, VOCABULARY, model_of  # noqa: E402
 from tests.training.pieces import make_learner, piece, sample, samples  # noqa: E402
 
@@ -157,8 +157,8 @@ def test_teacher_without_comparable_logits_is_refused() -> None:
 
 def test_padded_rows_give_the_same_gradient() -> None:
     batch = samples(*LENGTHS)
-    whole = gradient(built("gpt_neo", PLAIN["gpt_neo"]), batch)
-    alone = gradient(built("gpt_neo", PLAIN["gpt_neo"]), batch, micro_batch_tokens=1)
+    whole = gradient(build_model("gpt_neo", PLAIN["gpt_neo"]), batch)
+    alone = gradient(build_model("gpt_neo", PLAIN["gpt_neo"]), batch, micro_batch_tokens=1)
     torch.testing.assert_close(alone, whole, rtol=1e-4, atol=1e-6 * float(whole.abs().max()))
 
 
@@ -219,7 +219,7 @@ def test_gradient_checkpointing_gives_the_same_gradient_and_recomputes() -> None
 def test_dropout_is_off_in_every_mode_of_the_model() -> None:
     batch, results = samples(*LENGTHS), []
     for dropout, recompute in ((0.0, False), (0.5, False), (0.5, True)):
-        model = built("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32, "dropout": dropout}).train()
+        model = build_model("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32, "dropout": dropout}).train()
         results.append(gradient(model, batch, gradient_checkpointing=recompute))
     for result in results[1:]:
         torch.testing.assert_close(result, results[0], rtol=1e-5, atol=1e-7)
@@ -503,10 +503,10 @@ def test_state_of_another_model_is_rejected(tmp_path: Path) -> None:
     learner.update(samples(9))
     tensors, values = learner.state_dict()
     with pytest.raises(DataError, match="belongs to another model"):
-        make_learner(built("gpt2", {})).load_state_dict(tensors, values)
+        make_learner(build_model("gpt2", {})).load_state_dict(tensors, values)
     with pytest.raises(DataError, match=r"the checkpoint has no weight .* of the critic"):
         make_learner(model_of(), critic=True).load_state_dict(tensors, values)
-    built("gpt2", {}).save_pretrained(tmp_path)
+    build_model("gpt2", {}).save_pretrained(tmp_path)
     with pytest.raises(DataError, match=r"not the one being trained: its weight model\.embed_tokens"):
         learner.load(tmp_path)
 

@@ -14,7 +14,7 @@ from agentfly.algorithms.base import SegmentArrays  # noqa: E402
 from agentfly.training import logprobs  # noqa: E402
 from agentfly.training.logprobs import Head, score, score_logits  # noqa: E402
 from agentfly.training.model import Policy  # noqa: E402
-from tests.backends.engine.test_architectures import PACKED, PLAIN, built  # noqa: E402
+from tests.backends.engine.test_architectures import PACKED, PLAIN, build_model  # noqa: E402
 from tests.backends.engine.tiny import model_of  # noqa: E402
 from tests.training.pieces import piece  # noqa: E402
 
@@ -46,7 +46,7 @@ def gradients(model: Any, loss: Tensor) -> Tensor:
     ],
 )
 def test_batched_logprobs_equal_a_plain_forward_pass(family: str, recompute: bool) -> None:
-    model = built(family, {**PACKED, **PLAIN}[family])
+    model = build_model(family, {**PACKED, **PLAIN}[family])
     policy = Policy(model, gradient_checkpointing=recompute)
     assert policy.backbone.packed == (family in PACKED)
     expected, spread = plain(model, PIECES, 0.7)
@@ -120,7 +120,7 @@ def test_a_head_with_adapters_is_scored_with_them() -> None:
 
 def test_softcapped_head_in_bfloat16_is_plain() -> None:
     softcap = {"final_logit_softcapping": 3.0}  # low enough for the logits to reach it
-    model = built("gemma2", {**PACKED["gemma2"], **softcap}).to(torch.bfloat16)
+    model = build_model("gemma2", {**PACKED["gemma2"], **softcap}).to(torch.bfloat16)
     assert Policy(model).has_plain_head
 
 

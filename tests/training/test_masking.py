@@ -13,7 +13,7 @@ from torch import Tensor  # noqa: E402
 from agentfly.algorithms.loss import Loss  # noqa: E402
 from agentfly.training.batch import Sample  # noqa: E402
 from agentfly.training.local_learner import LocalLearner  # noqa: E402
-from tests.backends.engine.test_architectures import PLAIN, built  # noqa: E402
+from tests.backends.engine.test_architectures import PLAIN, build_model  # noqa: E402
 from tests.backends.engine.tiny import model_of  # noqa: E402
 from tests.training.pieces import make_learner, samples  # noqa: E402
 
@@ -22,7 +22,7 @@ LENGTHS = (30, 5, 17)
 
 @pytest.fixture(params=["packed", "padded"])
 def model(request: pytest.FixtureRequest) -> Any:
-    return model_of() if request.param == "packed" else built("gpt_neo", PLAIN["gpt_neo"])
+    return model_of() if request.param == "packed" else build_model("gpt_neo", PLAIN["gpt_neo"])
 
 
 def learner_of(model: Any) -> LocalLearner:

@@ -14,7 +14,7 @@ from agentfly.training.config import TrainConfig  # noqa: E402
 from agentfly.training.local_learner import LocalLearner  # noqa: E402
 from agentfly.training.lora import add_lora  # noqa: E402
 from agentfly.training.memory import GIB, ModelSize, activation_bytes, plan_memory  # noqa: E402
-from tests.backends.engine.test_architectures import PLAIN, built  # noqa: E402
+from tests.backends.engine.test_architectures import PLAIN, build_model  # noqa: E402
 from tests.backends.engine.tiny import CONFIG, model_of  # noqa: E402
 from tests.training.pieces import make_learner, samples  # noqa: E402
 
@@ -270,7 +270,7 @@ def test_model_size_is_counted_without_weights() -> None:
 
 def test_every_architecture_can_be_planned() -> None:
     for name, settings in PLAIN.items():
-        size = ModelSize.from_config(built(name, settings).config)
+        size = ModelSize.from_config(build_model(name, settings).config)
         assert plan_memory(size, TrainConfig(), 1 << 30, on_gpu=True).parts["weights"] == 4 * size.parameters, name
 
 

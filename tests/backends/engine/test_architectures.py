@@ -68,7 +68,7 @@ def prompts(lengths: list[int]) -> list[list[int]]:
     return [[draw.randrange(3, VOCABULARY) for _ in range(length)] for length in lengths]
 
 
-def built(family: str, overrides: dict[str, Any]) -> Any:
+def build_model(family: str, overrides: dict[str, Any]) -> Any:
     torch.manual_seed(0)
     model = apply_softcap(AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SHAPE | overrides)).eval())
     with torch.no_grad():
@@ -79,7 +79,7 @@ def built(family: str, overrides: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize("family", [*PACKED, *PLAIN])
 async def test_greedy_output_equals_generate(family: str) -> None:
-    model = built(family, {**PACKED, **PLAIN}[family])
+    model = build_model(family, {**PACKED, **PLAIN}[family])
     backend = backend_of(model, max_rows=3, max_batch_tokens=7)
     assert isinstance(backend._runner, SequentialRunner) == (family in PLAIN)
     rows = prompts([1, 30, 12, 5])
@@ -96,7 +96,7 @@ async def test_greedy_output_equals_generate(family: str) -> None:
 
 def test_softcap_of_attention_is_in_effect() -> None:
     capped, uncapped = (
-        built("gemma2", {**PACKED["gemma2"], "attn_logit_softcapping": softcap}) for softcap in (0.1, None)
+        build_model("gemma2", {**PACKED["gemma2"], "attn_logit_softcapping": softcap}) for softcap in (0.1, None)
     )
     uncapped.load_state_dict(capped.state_dict())
     row = torch.tensor(prompts([20]))
@@ -105,7 +105,7 @@ def test_softcap_of_attention_is_in_effect() -> None:
 
 
 async def test_sequential_runner_recomputes_the_cache_after_a_weight_update() -> None:
-    model, other = built("gpt_neo", PLAIN["gpt_neo"]), built("gpt_neo", PLAIN["gpt_neo"])
+    model, other = build_model("gpt_neo", PLAIN["gpt_neo"]), build_model("gpt_neo", PLAIN["gpt_neo"])
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.mul_(1.3)
