@@ -51,7 +51,7 @@ class Server(Computed):
     prompt_format = PromptFormat.MESSAGES
 
 
-def said(*completions: Completion | str) -> Callable[[Request], Completion]:
+def complete_with(*completions: Completion | str) -> Callable[[Request], Completion]:
     """Completions by turn; text stands for a server's message without token ids."""
 
     def complete(request: Request) -> Completion:
@@ -63,7 +63,7 @@ def said(*completions: Completion | str) -> Callable[[Request], Completion]:
     return complete
 
 
-def sampled(ids: Sequence[int], finish: FinishReason = FinishReason.STOP, **fields: Any) -> Completion:
+def completion_of(ids: Sequence[int], finish: FinishReason = FinishReason.STOP, **fields: Any) -> Completion:
     return Completion(list(ids), [-0.5] * len(ids), [0] * len(ids), finish, **fields)
 
 
@@ -85,5 +85,5 @@ def texts(agent: HFAgent, trajectory: Trajectory, segment: int = 0) -> list[tupl
     return [(span.author.value, decode(span.ids.tolist())) for span in trajectory.segments[segment].spans]
 
 
-def seeded(*parts: object) -> random.Random:
+def random_from(*parts: object) -> random.Random:
     return random.Random(repr(parts))

@@ -32,7 +32,7 @@ from agentfly.rollout.limits import RecoveryRule
 from agentfly.sft.demonstrations import demonstrate
 from agentfly.trajectory import StopReason
 from agentfly.types import Completion, Message, Reply, Sampling
-from tests.fakes import Computed, Recording, Server, byte_agent, call, said, texts
+from tests.fakes import Computed, Recording, Server, byte_agent, call, complete_with, texts
 
 
 @tool
@@ -248,7 +248,7 @@ def test_invalid_arguments_are_rejected_at_construction(settings: dict[str, Any]
 
 def test_a_server_that_renders_takes_no_template() -> None:
     with pytest.raises(ConfigError, match="template="):
-        HFAgent("m", template="chatml", backend=Server(said("x")))
+        HFAgent("m", template="chatml", backend=Server(complete_with("x")))
 
 
 def test_a_backend_by_name_takes_its_settings() -> None:
@@ -285,7 +285,7 @@ class Shouting(BaseAgent):
 @pytest.mark.parametrize("server", [False, True])
 async def test_custom_parse_gets_tokens_and_server_messages(server: bool) -> None:
     words = ["ADD 1 2", "three"]
-    backend = Server(said(*words)) if server else ScriptedBackend(words)
+    backend = Server(complete_with(*words)) if server else ScriptedBackend(words)
     agent = Shouting("bytes", template=None if server else "chatml", tools=[add], backend=backend)
     (trajectory,) = await agent.run("1+2?")
     assert (trajectory.stop, trajectory.prediction) == (StopReason.ANSWER, "<three>")

@@ -37,7 +37,7 @@ def said_by(program: str) -> str:
     return done.stdout
 
 
-async def settled(condition: Any) -> None:
+async def wait_until(condition: Any) -> None:
     async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.001)
@@ -52,7 +52,7 @@ async def test_plain_function_does_not_block_the_loop() -> None:
         return threading.current_thread().name
 
     running = asyncio.create_task(call(block))
-    await settled(entered.is_set)  # the loop turns while the function blocks
+    await wait_until(entered.is_set)  # the loop turns while the function blocks
     leave.set()
     assert await running != threading.main_thread().name
 
@@ -103,7 +103,7 @@ async def test_thread_limit_queues_further_calls(pool: Any) -> None:
         return number
 
     jobs = [asyncio.create_task(call(work, n)) for n in range(9)]
-    await settled(lambda: running == 2)
+    await wait_until(lambda: running == 2)
     gate.set()
     assert await asyncio.gather(*jobs) == list(range(9))
     assert (peak, sorted(order)) == (2, list(range(9)))
@@ -114,7 +114,7 @@ async def test_idle_threads_are_reused(pool: Any) -> None:
     seen = set()
     for _ in range(20):
         seen.add(await call(threading.get_ident))
-        await settled(lambda: pool._idle == pool._threads)
+        await wait_until(lambda: pool._idle == pool._threads)
     assert len(seen) == 1
 
 
@@ -128,7 +128,7 @@ async def test_abandoned_functions_do_not_occupy_the_pool(pool: Any) -> None:
     hung = [asyncio.create_task(call(hang)) for _ in range(2)]
     waiting = asyncio.create_task(call(lambda: "served"))
     for _ in range(2):
-        await settled(lambda: entered.acquire(blocking=False))
+        await wait_until(lambda: entered.acquire(blocking=False))
     assert not waiting.done()
     for task in hung:
         task.cancel()
@@ -165,12 +165,12 @@ async def test_exception_of_an_abandoned_function_is_ignored() -> None:
         raise ValueError("too late")
 
     task = asyncio.create_task(call(fail))
-    await settled(entered.is_set)
+    await wait_until(entered.is_set)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     leave.set()
-    await settled(left.is_set)
+    await wait_until(left.is_set)
     await asyncio.sleep(0.02)
     gc.collect()
     assert complaints == []
@@ -227,7 +227,7 @@ async def test_cancellation_of_the_caller_propagates() -> None:
     for function in (wait_in_the_loop, wait_in_a_thread):
         started.clear()
         task = asyncio.create_task(call(function))
-        await settled(started.is_set)
+        await wait_until(started.is_set)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -243,7 +243,7 @@ async def test_idle_thread_releases_its_last_arguments() -> None:
     gone = weakref.ref(big)
     await call(lambda value: None, big)
     del big
-    await settled(lambda: gc.collect() is not None and gone() is None)
+    await wait_until(lambda: gc.collect() is not None and gone() is None)
 
 
 def test_several_loops_one_after_another() -> None:

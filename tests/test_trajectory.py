@@ -338,16 +338,16 @@ def test_segment_read_from_json_is_sealed() -> None:
 
 
 def test_a_difference_anywhere_makes_two_records_unequal() -> None:
-    def changed(**fields: Any) -> Segment:
+    def segment_with(**fields: Any) -> Segment:
         segment = Segment()
         given = {"ids": [3], "logprobs": [-0.5], "versions": [0], "said": "a", "turn": 0, **fields}
         completion = Completion(given["ids"], given["logprobs"], given["versions"], FinishReason.STOP)
         segment.append_completion(completion, Message("assistant", given["said"]), turn=given["turn"])
         return segment
 
-    assert changed() == changed()
+    assert segment_with() == segment_with()
     for difference in ({"ids": [4]}, {"logprobs": [-0.25]}, {"versions": [1]}, {"said": "b"}, {"turn": 1}):
-        assert changed() != changed(**difference)
+        assert segment_with() != segment_with(**difference)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from agentfly.tooling import Tool
 from agentfly.trajectory import CallStatus, StopReason
 from agentfly.types import Image, Message, ToolCall
 from agentfly.vision.images import open_image
-from tests.fakes import PNG, Recording, Server, said
+from tests.fakes import PNG, Recording, Server, complete_with
 
 pillow = pytest.importorskip("PIL.Image", reason="the extra vision is not installed")
 CALLS: list[tuple[Any, ...]] = []
@@ -88,7 +88,7 @@ TOOLS: list[Tool] = [
 
 
 def gui(action_format: str, replies: list[str] | None = None, tools: Any = TOOLS) -> GUIAgent:
-    return GUIAgent(tools=tools, action_format=action_format, backend=Server(said(*(replies or ["-"]))))
+    return GUIAgent(tools=tools, action_format=action_format, backend=Server(complete_with(*(replies or ["-"]))))
 
 
 @pytest.mark.parametrize("action_format", GUI_FORMATS)
@@ -237,7 +237,7 @@ async def test_vision_agent_rejects_a_model_that_cannot_see() -> None:
     blind.supports_images = False
     with pytest.raises(ConfigError, match="'bytes' is not: its backend or its model takes no images"):
         VisionAgent(template="chatml", backend=blind)
-    agent = VisionAgent(tools=[screenshot], backend=Server(said("It is red.")))
+    agent = VisionAgent(tools=[screenshot], backend=Server(complete_with("It is red.")))
     (chain,) = await agent.run({"question": "What color?", "image": f"data:image/png;base64,{PNG}"})
     assert chain.prediction == "It is red."
     assert chain.messages[0].images == (Image(f"data:image/png;base64,{PNG}"),)

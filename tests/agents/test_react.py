@@ -9,7 +9,7 @@ from agentfly.agents import ReactAgent
 from agentfly.backends.scripted import ScriptedBackend
 from agentfly.segment import Author
 from agentfly.trajectory import CallStatus, StopReason
-from tests.fakes import Recording, Server, said, texts
+from tests.fakes import Recording, Server, complete_with, texts
 
 
 @tool
@@ -108,7 +108,7 @@ async def test_chain_with_thoughts_mistakes_and_an_answer(server: bool) -> None:
         'Thought: again\nAction: add\nInput: {"a": 1, "b": 2}',
         "Final Answer: 3",
     ]
-    backend = Server(said(*script)) if server else None
+    backend = Server(complete_with(*script)) if server else None
     agent = react(backend or script)
     result = await agent.run("1+2?")
     (trajectory,) = result

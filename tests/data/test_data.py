@@ -40,7 +40,7 @@ def parquet(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-def written(folder: Path, name: str, content: str | bytes) -> Path:
+def write_file(folder: Path, name: str, content: str | bytes) -> Path:
     path = folder / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return path
@@ -59,14 +59,14 @@ def written(folder: Path, name: str, content: str | bytes) -> Path:
     ],
 )
 def test_every_format_of_json_gives_the_same_tasks(tmp_path: Path, name: str, content: bytes) -> None:
-    first, second = read_tasks(written(tmp_path, name, content))
+    first, second = read_tasks(write_file(tmp_path, name, content))
     assert (first.id, first.question, first.columns) == ("sum", "1 + 1?", ROWS[0])
     assert (second.id, second.question, second.columns) == ("1", "2 + 2?", {"answer": 4})
     assert [message.role for message in second.messages] == ["system", "user"]
 
 
 def test_unicode_line_separator_does_not_end_a_row(tmp_path: Path) -> None:
-    path = written(tmp_path, "t.jsonl", json.dumps({"question": "a\u2028b\u0085c"}, ensure_ascii=False))
+    path = write_file(tmp_path, "t.jsonl", json.dumps({"question": "a\u2028b\u0085c"}, ensure_ascii=False))
     assert [task.question for task in read_tasks(path)] == ["a\u2028b\u0085c"]
 
 
@@ -74,7 +74,7 @@ def test_unicode_line_separator_does_not_end_a_row(tmp_path: Path) -> None:
 
 
 def test_csv_cells_are_text(tmp_path: Path) -> None:
-    path = written(
+    path = write_file(
         tmp_path,
         "t.csv",
         "\ufeffid,question,answer,price,done,note\r\n"
@@ -93,13 +93,13 @@ def test_csv_cells_are_text(tmp_path: Path) -> None:
 
 
 def test_csv_holds_conversations_as_json(tmp_path: Path) -> None:
-    path = written(tmp_path, "t.csv", 'messages,target\n"[{""role"": ""user"", ""content"": ""Hi""}]",3\n')
+    path = write_file(tmp_path, "t.csv", 'messages,target\n"[{""role"": ""user"", ""content"": ""Hi""}]",3\n')
     (task,) = read_tasks(path)
     assert (task.question, task.columns) == ("Hi", {"target": "3"})
 
 
 def test_csv_cells_may_be_long(tmp_path: Path) -> None:
-    path = written(tmp_path, "t.csv.gz", gzip.compress(b"question\n" + b"x" * 200_000))
+    path = write_file(tmp_path, "t.csv.gz", gzip.compress(b"question\n" + b"x" * 200_000))
     assert len(read_tasks(path)[0].question) == 200_000
 
 
@@ -143,7 +143,7 @@ def test_parquet_image_becomes_a_data_uri(tmp_path: Path) -> None:
 
 
 def test_missing_pyarrow_names_the_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = written(tmp_path, "t.parquet", b"")
+    path = write_file(tmp_path, "t.parquet", b"")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ConfigError, match=r"pip install 'agentfly-rl\[parquet\]'"):
         read_tasks(path)
@@ -154,13 +154,13 @@ def test_missing_pyarrow_names_the_install_command(tmp_path: Path, monkeypatch: 
 
 def test_another_column_can_be_the_question(tmp_path: Path) -> None:
     rows = [{"problem": "P", "messages": [{"role": "user", "content": "old"}], "x": 1}, {"problem": "R"}]
-    first, second = read_tasks(written(tmp_path, "t.json", json.dumps(rows)), question="problem")
+    first, second = read_tasks(write_file(tmp_path, "t.json", json.dumps(rows)), question="problem")
     assert (first.question, first.columns) == ("P", {"question": "P", "problem": "P", "x": 1})
     assert second.question == "R"
 
 
 def test_question_column_is_kept_when_another_is_used(tmp_path: Path) -> None:
-    (task,) = read_tasks(written(tmp_path, "t.json", '[{"problem": "P", "question": "Q"}]'), question="problem")
+    (task,) = read_tasks(write_file(tmp_path, "t.json", '[{"problem": "P", "question": "Q"}]'), question="problem")
     assert (task.messages[0].text, task.columns["question"]) == ("P", "Q")
 
 
@@ -174,7 +174,7 @@ def test_image_paths_are_relative_to_the_file(tmp_path: Path) -> None:
         {"question": "See", "images": ["pics/a.png", "https://example.org/b.png"]},
         {"messages": [{"role": "user", "content": parts}]},
     ]
-    tasks = read_tasks(written(tmp_path, "t.json", json.dumps(rows)))
+    tasks = read_tasks(write_file(tmp_path, "t.json", json.dumps(rows)))
     assert [len(task.messages[0].images) for task in tasks] == [1, 2, 1]
     assert all(task.messages[0].images[0].url.startswith("data:image/png;base64,") for task in tasks)
     assert tasks[0].columns["image"] == "pics/a.png"
@@ -242,7 +242,7 @@ GOOD = '{"question": "Q"}\n'
 def test_unreadable_row_is_named_with_its_place(
     tmp_path: Path, name: str, content: str | bytes, words: list[str]
 ) -> None:
-    path = written(tmp_path, name, content)
+    path = write_file(tmp_path, name, content)
     with pytest.raises(DataError) as caught:
         read_tasks(path)
     assert str(path) in str(caught.value)
@@ -266,7 +266,7 @@ def test_bytes_that_are_not_an_image_are_rejected(tmp_path: Path) -> None:
     ],
 )
 def test_every_bad_row_is_counted(tmp_path: Path, bad: int, words: list[str]) -> None:
-    path = written(tmp_path, "t.jsonl", GOOD + '{"question": ""}\n' * bad)
+    path = write_file(tmp_path, "t.jsonl", GOOD + '{"question": ""}\n' * bad)
     with pytest.raises(DataError) as caught:
         read_tasks(path)
     assert [word for word in words if word not in str(caught.value)] == []
@@ -284,12 +284,12 @@ def test_every_bad_row_is_counted(tmp_path: Path, bad: int, words: list[str]) ->
 )
 def test_missing_question_column_is_rejected(tmp_path: Path, rows: str, words: str) -> None:
     with pytest.raises(DataError, match=f"row 0: {words}"):
-        read_tasks(written(tmp_path, "t.json", rows), question="problem")
+        read_tasks(write_file(tmp_path, "t.json", rows), question="problem")
 
 
 def test_missing_file_lists_similar_names(tmp_path: Path) -> None:
-    written(tmp_path, "train.jsonl", GOOD)
-    written(tmp_path, "notes.txt", "")
+    write_file(tmp_path, "train.jsonl", GOOD)
+    write_file(tmp_path, "notes.txt", "")
     with pytest.raises(DataError, match=r"no file .*trian\.jsonl; near it are train\.jsonl$"):
         read_tasks(tmp_path / "trian.jsonl")
     with pytest.raises(DataError, match=r"no file .*zzz; near it are train\.jsonl$"):

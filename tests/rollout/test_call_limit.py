@@ -11,7 +11,7 @@ from agentfly.rollout.limits import ChainLimits
 from agentfly.templates.parsers import PARSERS
 from agentfly.trajectory import CallStatus, FailureKind, StopReason
 from agentfly.types import MAX_CALLS, Completion, FinishReason, Message, ToolCall
-from tests.fakes import Server, byte_agent, call, said
+from tests.fakes import Server, byte_agent, call, complete_with
 
 MANY = 4000
 LIMIT = ChainLimits().max_calls_per_turn
@@ -52,7 +52,7 @@ async def test_calls_above_the_limit_are_answered_and_not_run(count: Any, ran: l
 async def test_every_call_of_the_history_has_one_answer(count: Any) -> None:
     calls = tuple(ToolCall("count", {"a": number}, f"id{number}") for number in range(MANY))
     many = Completion((), (), (), FinishReason.STOP, message=Message("assistant", "", calls))
-    backend = Server(said(many, "done"))
+    backend = Server(complete_with(many, "done"))
     await HFAgent("m", tools=[count], backend=backend).run("Go.", max_calls_per_turn=2)
     assistant, *answers = backend.requests[1].messages[1:]
     assert (

@@ -23,7 +23,7 @@ from agentfly.segment import Author
 from agentfly.trajectory import CallStatus, FailureKind, StopReason, TrainingTreatment, Trajectory
 from agentfly.types import Completion, FinishReason, Image, Message
 from tests.conftest import TOKENIZERS, load_family, require_fetched
-from tests.fakes import PNG, Computed, Recording, Server, byte_agent, call, said, sampled, texts
+from tests.fakes import PNG, Computed, Recording, Server, byte_agent, call, complete_with, completion_of, texts
 
 GO_ON = RecoveryRule(nudge="go on", limit=None)
 
@@ -97,7 +97,7 @@ class RandomModel:
 
 
 def random_agent(name: str, template: str) -> tuple[HFAgent, RandomModel, Computed]:
-    backend = Computed(said())
+    backend = Computed(complete_with())
     agent = HFAgent(name, template=template, tools=[add], backend=backend, on_no_call=GO_ON, on_invalid_call=GO_ON)
     assert agent.template is not None
     codec = agent.template.codec
@@ -226,7 +226,7 @@ def native(name: str, **arguments: Any) -> Message:
 
 
 async def test_a_server_without_ids_runs_but_says_why_it_cannot_be_trained() -> None:
-    server = Server(said(Completion((), (), (), FinishReason.STOP, message=native("add", a=1, b=2)), "3"))
+    server = Server(complete_with(Completion((), (), (), FinishReason.STOP, message=native("add", a=1, b=2)), "3"))
     agent = HFAgent("some-model", tools=[add], backend=server)
     (trajectory,) = await agent.run("1+2?")
     assert trajectory.prediction == "3"
@@ -239,9 +239,9 @@ async def test_a_server_without_ids_runs_but_says_why_it_cannot_be_trained() -> 
 
 
 async def test_a_server_that_returns_the_ids_of_prompt_and_reply_trains() -> None:
-    first = sampled([7, 8], prompt_ids=[1, 2, 3], message=native("add", a=1, b=2))
-    second = sampled([9], prompt_ids=[1, 2, 3, 7, 8, 4, 5], message=Message("assistant", "3"))
-    (trajectory,) = await HFAgent("m", tools=[add], backend=Server(said(first, second))).run("1+2?")
+    first = completion_of([7, 8], prompt_ids=[1, 2, 3], message=native("add", a=1, b=2))
+    second = completion_of([9], prompt_ids=[1, 2, 3, 7, 8, 4, 5], message=Message("assistant", "3"))
+    (trajectory,) = await HFAgent("m", tools=[add], backend=Server(complete_with(first, second))).run("1+2?")
     (segment,) = trajectory.segments
     assert trajectory.untrainable is None
     assert segment.tokens.tolist() == [1, 2, 3, 7, 8, 4, 5, 9]
@@ -250,9 +250,9 @@ async def test_a_server_that_returns_the_ids_of_prompt_and_reply_trains() -> Non
 
 
 async def test_a_server_that_rewrites_history_seals_the_segment() -> None:
-    first = sampled([7, 8], prompt_ids=[1, 2, 3], message=native("add", a=1, b=2))
-    second = sampled([9], prompt_ids=[1, 2, 3, 70, 4, 5], message=Message("assistant", "3"))
-    (trajectory,) = await HFAgent("m", tools=[add], backend=Server(said(first, second))).run("1+2?")
+    first = completion_of([7, 8], prompt_ids=[1, 2, 3], message=native("add", a=1, b=2))
+    second = completion_of([9], prompt_ids=[1, 2, 3, 70, 4, 5], message=Message("assistant", "3"))
+    (trajectory,) = await HFAgent("m", tools=[add], backend=Server(complete_with(first, second))).run("1+2?")
     one, two = trajectory.segments
     assert one.tokens.tolist() == [1, 2, 3, 7, 8]
     assert two.tokens.tolist() == [1, 2, 3, 70, 4, 5, 9]
@@ -262,7 +262,7 @@ async def test_a_server_that_rewrites_history_seals_the_segment() -> None:
 
 
 async def test_sampled_ids_without_the_ids_of_their_prompt_cannot_be_trained() -> None:
-    server = Server(said(sampled([7, 8], message=Message("assistant", "hi"))))
+    server = Server(complete_with(completion_of([7, 8], message=Message("assistant", "hi"))))
     (trajectory,) = await HFAgent("m", backend=server).run("Hello")
     assert trajectory.untrainable is not None
 
@@ -271,7 +271,7 @@ async def test_sampled_ids_without_the_ids_of_their_prompt_cannot_be_trained() -
 async def test_token_limit_without_token_ids_is_rejected(limit: str) -> None:
     options: Any = {limit: 5}
     with pytest.raises(ConfigError, match=f"{limit} cannot be enforced"):
-        await HFAgent("m", backend=Server(said("hi"))).run("Hello", **options)
+        await HFAgent("m", backend=Server(complete_with("hi"))).run("Hello", **options)
 
 
 async def test_server_error_keeps_the_prompt_in_the_record() -> None:
@@ -467,7 +467,7 @@ async def test_aborted_turn_ends_the_chain_as_cancelled() -> None:
         text = call("add", a=1, b=1).encode() if request.turn == 0 else b"half a"
         assert agent.template is not None
         ids = agent.template.codec.encode(text.decode())
-        return sampled(ids, FinishReason.STOP if request.turn == 0 else FinishReason.ABORTED)
+        return completion_of(ids, FinishReason.STOP if request.turn == 0 else FinishReason.ABORTED)
 
     agent = byte_agent(Computed(complete), tools=[add])
     (trajectory,) = await agent.run("Go.")

@@ -13,7 +13,7 @@ from agentfly.trajectory import StopReason, Trajectory
 from agentfly.types import Image, Message
 from tests import fakes
 from tests.conftest import TOKENIZERS, require_fetched
-from tests.fakes import Recording, Server, byte_agent, call, said, texts
+from tests.fakes import Recording, Server, byte_agent, call, complete_with, texts
 
 PNG = Image(f"data:image/png;base64,{fakes.PNG}")
 
@@ -27,7 +27,7 @@ async def look(n: int) -> str:
 LOOKS = [call("look", n=n) for n in range(5)]
 
 
-async def folded(
+async def run_folded(
     script: list[str], folding: Folding | None = None, **options: Any
 ) -> tuple[HFAgent, Recording, Trajectory]:
     backend = Recording(script)
@@ -64,7 +64,7 @@ def prompt(agent: HFAgent, backend: Recording, turn: int) -> str:
 
 async def test_old_observations_are_replaced_and_every_segment_trains() -> None:
     script = [*LOOKS[:4], "done"]
-    agent, backend, trajectory = await folded(script, KeepObservations(last=2))
+    agent, backend, trajectory = await run_folded(script, KeepObservations(last=2))
     holds(agent, backend, trajectory, script)
     assert len(trajectory.segments) == 3
     assert "sight 0" in prompt(agent, backend, 2)
@@ -93,7 +93,7 @@ async def test_observations_in_user_messages_are_replaced() -> None:
 
 async def test_a_summary_is_a_trained_turn_and_opens_the_next_segment() -> None:
     script = [LOOKS[0], LOOKS[1], "I saw 0 and 1.", LOOKS[2], LOOKS[3], "I saw 0 to 3.", "done"]
-    agent, backend, trajectory = await folded(script, Summarize(over_tokens=760), max_turns=9)
+    agent, backend, trajectory = await run_folded(script, Summarize(over_tokens=760), max_turns=9)
     holds(agent, backend, trajectory, script)
     assert len(trajectory.segments) == 3
     assert trajectory.prediction == "done"
@@ -108,7 +108,7 @@ async def test_a_summary_is_a_trained_turn_and_opens_the_next_segment() -> None:
 
 async def test_summary_counts_as_a_turn() -> None:
     script = [LOOKS[0], LOOKS[1], "I saw 0 and 1.", "never"]
-    _, backend, trajectory = await folded(script, Summarize(over_tokens=760), max_turns=3)
+    _, backend, trajectory = await run_folded(script, Summarize(over_tokens=760), max_turns=3)
     assert (trajectory.stop, len(trajectory.turns)) == (StopReason.MAX_TURNS, 3)
     assert len(backend.requests) == 3
     assert trajectory.segments[0].mask.any()
@@ -116,7 +116,7 @@ async def test_summary_counts_as_a_turn() -> None:
 
 async def test_a_call_in_a_summary_is_not_run() -> None:
     script = [LOOKS[0], LOOKS[1], LOOKS[4], "done"]
-    _, _, trajectory = await folded(script, Summarize(over_tokens=760))
+    _, _, trajectory = await run_folded(script, Summarize(over_tokens=760))
     assert [len(turn.calls) for turn in trajectory.turns] == [1, 1, 0, 0]
 
 
@@ -125,8 +125,11 @@ async def test_summarize_requires_token_ids() -> None:
         {"id": "a", "function": {"name": "look", "arguments": {"n": 1}}}]}).tool_calls)]  # fmt: skip
     from agentfly.types import Completion, FinishReason
 
+    calling = Completion((), (), (), FinishReason.STOP, message=words[0])
     agent = HFAgent(
-        "m", tools=[look], backend=Server(said(Completion((), (), (), FinishReason.STOP, message=words[0]), "x"))
+        "m",
+        tools=[look],
+        backend=Server(complete_with(calling, "x")),
     )
     with pytest.raises(ConfigError, match="no token ids"):
         await agent.run("Go.", folding=Summarize(over_tokens=10))
@@ -135,7 +138,7 @@ async def test_summarize_requires_token_ids() -> None:
 @pytest.mark.parametrize("history", [0, 1, 2])
 async def test_every_step_is_a_segment_of_its_own_with_a_bounded_history(history: int) -> None:
     script = [*LOOKS[:4], "done"]
-    agent, backend, trajectory = await folded(script, StepHistory(history), strategy="step")
+    agent, backend, trajectory = await run_folded(script, StepHistory(history), strategy="step")
     holds(agent, backend, trajectory, script)
     assert len(trajectory.segments) == len(trajectory.turns) == 5
     last = prompt(agent, backend, 4)
@@ -145,7 +148,7 @@ async def test_every_step_is_a_segment_of_its_own_with_a_bounded_history(history
 
 
 async def test_step_history_of_0_appends_the_observation_to_the_question() -> None:
-    agent, backend, _ = await folded([LOOKS[0], LOOKS[1], "done"], StepHistory(0), strategy="step")
+    agent, backend, _ = await run_folded([LOOKS[0], LOOKS[1], "done"], StepHistory(0), strategy="step")
     for turn in (1, 2):
         assert f"<|im_start|>user\nLook around.\n\nsight {turn - 1}<|im_end|>" in prompt(agent, backend, turn)
 
@@ -158,7 +161,7 @@ async def test_initial_conversation_is_kept_as_a_whole() -> None:
     ]
     for folding in (StepHistory(0), StepHistory(1), Summarize(over_tokens=850), KeepObservations(last=1)):
         script = [LOOKS[0], LOOKS[1], "a summary" if isinstance(folding, Summarize) else LOOKS[2], "done", "done"]
-        agent, backend, trajectory = await folded(script, folding, task=task)
+        agent, backend, trajectory = await run_folded(script, folding, task=task)
         assert len(trajectory.segments) > 1, folding
         last = prompt(agent, backend, len(backend.requests) - 1)
         assert "Example question" in last

@@ -23,7 +23,7 @@ from agentfly.training.plan import TrainPlan
 from agentfly.training.trainer import Trainer
 from agentfly.trajectory import CallStatus, StopReason
 from agentfly.types import Message, Task
-from tests.fakes import Recording, Server, byte_agent, call, said, seeded, texts
+from tests.fakes import Recording, Server, byte_agent, call, complete_with, random_from, texts
 
 
 @tool
@@ -62,16 +62,16 @@ class CustomizedAgent(BaseAgent):
 SCRIPT = [call("add", a=1, b=2), "three"]
 
 
-def customized(agent_class: type[BaseAgent], script: Any = SCRIPT, **settings: Any) -> Any:
+def make_agent(agent_class: type[BaseAgent], script: Any = SCRIPT, **settings: Any) -> Any:
     backend = script if isinstance(script, (Recording, Server)) else Recording(script)
     template = None if isinstance(backend, Server) else "chatml"
     return agent_class(model_name_or_path="bytes", template=template, tools=[add], backend=backend, **settings)
 
 
 async def test_agent_of_the_original_readme_is_recorded_like_a_prebuilt_agent() -> None:
-    agent = customized(CustomizedAgent)
+    agent = make_agent(CustomizedAgent)
     (chain,) = await agent.run("1+2?")
-    (expected,) = await customized(HFAgent).run("1+2?")
+    (expected,) = await make_agent(HFAgent).run("1+2?")
     assert (chain.stop, chain.prediction) == (StopReason.ANSWER, "three")
     assert [message.role for message in chain.messages] == ["user", "assistant", "tool", "assistant"]
     assert chain.messages[2].text == "3"
@@ -88,13 +88,13 @@ async def test_reply_may_be_the_content_of_the_message_that_parse_returns() -> N
             messages = super().parse(responses, tools)
             return [{**message, "content": text} for message, text in zip(messages, responses, strict=True)]
 
-    (chain,) = await customized(Verbatim).run("1+2?")
+    (chain,) = await make_agent(Verbatim).run("1+2?")
     assert (chain.stop, chain.prediction) == (StopReason.ANSWER, "three")
     assert [message.text for message in chain.messages] == ["1+2?", SCRIPT[0], "3", "three"]
 
 
 async def test_prompt_is_the_recorded_buffer_whatever_the_text_was_decoded_to() -> None:
-    agent = customized(CustomizedAgent, Recording(["ü" + SCRIPT[0], "three"]))
+    agent = make_agent(CustomizedAgent, Recording(["ü" + SCRIPT[0], "three"]))
     (chain,) = await agent.run("1+2?")
     first, second = agent.backend.requests
     prompt = list(second.prompt)
@@ -103,14 +103,14 @@ async def test_prompt_is_the_recorded_buffer_whatever_the_text_was_decoded_to() 
 
 
 async def test_chains_that_run_together_sample_their_own_turns() -> None:
-    backend = Recording(lambda turn: f"{turn.chain} {turn.turn}", latency=lambda _: seeded(_.chain).random() / 100)
-    agent = customized(CustomizedAgent, backend, on_no_call={"then": "continue", "limit": 2})
+    backend = Recording(lambda turn: f"{turn.chain} {turn.turn}", latency=lambda _: random_from(_.chain).random() / 100)
+    agent = make_agent(CustomizedAgent, backend, on_no_call={"then": "continue", "limit": 2})
     result = await agent.run(["a", "b"], num_chains=4, max_turns=2)
     assert [chain.prediction for chain in result] == [f"{group}/{number} 1" for group in (0, 1) for number in range(4)]
 
 
 async def test_server_that_renders_the_prompt() -> None:
-    agent = customized(CustomizedAgent, Server(said(*SCRIPT)))
+    agent = make_agent(CustomizedAgent, Server(complete_with(*SCRIPT)))
     (chain,) = await agent.run("1+2?")
     assert (chain.stop, chain.prediction, chain.messages[2].text) == (StopReason.ANSWER, "three", "3")
 
@@ -123,7 +123,7 @@ async def test_replies_carry_their_completion_and_both_signatures_can_be_mixed()
             replies.extend(await self.llm_engine.generate_async(messages_list, temperature=0.5, max_tokens=3))
             return replies[-1:]
 
-    agent = customized(Engine, Recording("three"))
+    agent = make_agent(Engine, Recording("three"))
     (chain,) = await agent.run("1+2?", sampling={"max_tokens": 50})
     assert replies == ["thr"]
     assert replies[0].completion.token_ids == chain.segments[0].tokens[chain.segments[0].mask].tolist()
@@ -145,7 +145,7 @@ class Forgetful(CustomizedAgent):
 @pytest.mark.parametrize("server", [False, True])
 async def test_history_that_the_agent_changes_begins_a_segment(server: bool) -> None:
     words = [call("add", a=1, b=2), call("add", a=3, b=4), "seven"]
-    agent = customized(Forgetful, Server(said(*words)) if server else words)
+    agent = make_agent(Forgetful, Server(complete_with(*words)) if server else words)
     (chain,) = await agent.run("1+2+4?")
     assert (chain.prediction, chain.failures) == ("seven", ())
     if server:
@@ -165,7 +165,7 @@ async def test_changed_history_without_room_for_a_reply_fails_the_chain_with_the
         async def generate_async(self, messages_list: Any, **args: Any) -> Any:
             return await super().generate_async([[{"role": "user", "content": "x" * 900}]], **args)
 
-    (chain,) = await customized(Verbose).run("1+2?", context_length=900)
+    (chain,) = await make_agent(Verbose).run("1+2?", context_length=900)
     assert chain.stop is StopReason.AGENT_FAULT
     assert "leaves no room for a reply" in chain.failures[0].message
 
@@ -176,11 +176,11 @@ async def test_several_replies_of_a_turn_have_seeds_of_their_own() -> None:
             sampled = await asyncio.gather(*(self.llm_engine.generate_async(messages_list, **args) for _ in range(3)))
             return max(sampled)
 
-    agent = customized(Best, Recording(lambda turn: str(turn.random.random())))
+    agent = make_agent(Best, Recording(lambda turn: str(turn.random.random())))
     (chain,) = await agent.run("Hi", seed=1)
     seeds = [request.sampling.seed for request in agent.backend.requests]
     assert len(set(seeds)) == 3
-    (again,) = await customized(Best, Recording(lambda turn: str(turn.random.random()))).run("Hi", seed=1)
+    (again,) = await make_agent(Best, Recording(lambda turn: str(turn.random.random()))).run("Hi", seed=1)
     assert chain.prediction == again.prediction
 
 
@@ -224,7 +224,7 @@ async def test_generate_that_cannot_be_recorded_is_refused(generate: Any, messag
             return await generate(self, messages_list, args)
 
     with pytest.raises(ConfigError, match=message):
-        await customized(Agent, " three ").run("1+2?")
+        await make_agent(Agent, " three ").run("1+2?")
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ async def test_parse_that_returns_no_message_is_refused(parsed: Any, message: st
             return parsed
 
     with pytest.raises(ConfigError, match=message):
-        await customized(Agent).run("1+2?")
+        await make_agent(Agent).run("1+2?")
 
 
 @pytest.mark.parametrize(
@@ -259,12 +259,12 @@ async def test_parse_may_return_a_message_or_a_dict(parsed: Any, prediction: str
             assert responses[0].completion.token_ids
             return parsed
 
-    (chain,) = await customized(Agent).run("1+2?", max_turns=1)
+    (chain,) = await make_agent(Agent).run("1+2?", max_turns=1)
     assert (chain.prediction, chain.failures) == (prediction, ())
 
 
 async def test_folding_and_changed_history_exclude_each_other() -> None:
-    agent = customized(Forgetful, [call("add", a=1, b=2), call("add", a=3, b=4), "seven"])
+    agent = make_agent(Forgetful, [call("add", a=1, b=2), call("add", a=3, b=4), "seven"])
     with pytest.raises(ConfigError, match="exclude each other"):
         await agent.run("1+2?", folding=KeepObservations(last=9))
 
@@ -275,7 +275,7 @@ def test_method_with_unknown_parameters_is_refused_when_the_agent_is_made() -> N
             return []
 
     with pytest.raises(ConfigError, match=r"parse\(responses, toolset\) is called with a batch, and by name tools"):
-        customized(Agent)
+        make_agent(Agent)
 
 
 async def test_llm_engine_outside_of_a_turn_is_refused() -> None:
@@ -305,7 +305,7 @@ def test_agent_of_the_original_is_trained_like_a_prebuilt_agent(tmp_path: Path) 
             steps=2,
             loggers=(),
         )
-        tasks = [Task.of(draw(seeded(number))) for number in range(16)]
+        tasks = [Task.of(draw(random_from(number))) for number in range(16)]
         plan = TrainPlan(lambda **model: agent_class(**model, tools=[Lookup], reward=exact_answer), tasks, config)
         asyncio.run(Trainer.create(plan, folder).run())
         return RunDirectory(folder)

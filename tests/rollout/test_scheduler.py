@@ -19,7 +19,7 @@ from agentfly.resources import ResourceManager
 from agentfly.rollout.events import ChainEnded, ChainRetried, ChainStarted, Event
 from agentfly.trajectory import FailureKind, StopReason, TrainingTreatment
 from agentfly.types import Completion, Message, Reply
-from tests.fakes import Computed, Recording, byte_agent, call, seeded
+from tests.fakes import Computed, Recording, byte_agent, call, random_from
 
 QUESTIONS = [{"question": f"Question {i}", "answer": i} for i in range(4)]
 
@@ -36,7 +36,7 @@ def shuffled(turn: ScriptedTurn) -> str:
 
 
 def random_latency(salt: int) -> Callable[[Request], float]:
-    return lambda request: seeded(salt, request.chain, request.turn).random() * 0.004
+    return lambda request: random_from(salt, request.chain, request.turn).random() * 0.004
 
 
 # ── order, groups, concurrency ──
@@ -333,7 +333,7 @@ async def test_environment_fault_is_retried_with_a_new_instance(shaky: type[Shak
         ChainStarted, ChainRetried, ChainStarted, ChainEnded,
     ]  # fmt: skip
     assert [(pool.evicted, pool.started) for pool in agent.manager.pool_metrics()] == [(1, 2)]
-    await nothing_is_lent(agent)
+    await close_and_expect_no_leases(agent)
 
 
 async def test_fault_cancels_the_other_calls_before_the_retry(shaky: type[Shaky]) -> None:
@@ -410,7 +410,7 @@ async def test_failing_close_is_reported_and_keeps_the_result(caplog: pytest.Log
         TrainingTreatment.TRAIN,
         (),
     )
-    await nothing_is_lent(agent)
+    await close_and_expect_no_leases(agent)
     assert "Sticky.close failed: OSError: stuck" in caplog.text
 
 
@@ -463,11 +463,11 @@ def hanging(phase: str) -> BaseAgent:
 async def leaves_nothing_behind(agent: BaseAgent) -> AsyncIterator[None]:
     earlier_tasks = asyncio.all_tasks()
     yield
-    await nothing_is_lent(agent)
+    await close_and_expect_no_leases(agent)
     assert asyncio.all_tasks() == earlier_tasks
 
 
-async def nothing_is_lent(agent: BaseAgent) -> None:
+async def close_and_expect_no_leases(agent: BaseAgent) -> None:
     """What is left is idle or on its way, and goes with the manager."""
     assert [(pool.leased, pool.waiting) for pool in agent.manager.pool_metrics() if pool.leased or pool.waiting] == []
     await agent.manager.close()
@@ -536,7 +536,7 @@ async def test_dropped_iterator_is_closed_by_the_loop() -> None:
     async with asyncio.timeout(60):
         while any(pool.leased or pool.waiting for pool in agent.manager.pool_metrics()):
             await asyncio.sleep(0)
-        await nothing_is_lent(agent)
+        await close_and_expect_no_leases(agent)
         while asyncio.all_tasks() != earlier_tasks:
             await asyncio.sleep(0)
 
@@ -571,7 +571,7 @@ async def test_the_iterator_yields_chains_as_they_finish() -> None:
 # ── seeds ──
 
 
-def told(result: Any) -> list[Any]:
+def record_of(result: Any) -> list[Any]:
     return [[s.to_json() for s in t.segments] + [t.prediction, t.stop.value] for t in result]
 
 
@@ -579,10 +579,10 @@ async def test_seed_repeats_a_run_in_any_scheduling_order() -> None:
     runs = []
     for salt in range(4):
         agent = byte_agent(ScriptedBackend(shuffled, latency=random_latency(salt), slots=1 + salt), tools=[add])
-        runs.append(told(await agent.run(QUESTIONS, num_chains=3, seed=7, max_concurrent_chains=2 + 3 * salt)))
+        runs.append(record_of(await agent.run(QUESTIONS, num_chains=3, seed=7, max_concurrent_chains=2 + 3 * salt)))
     assert runs[1:] == runs[:1] * 3
     other = byte_agent(ScriptedBackend(shuffled), tools=[add])
-    assert told(await other.run(QUESTIONS, num_chains=3, seed=8)) != runs[0]
+    assert record_of(await other.run(QUESTIONS, num_chains=3, seed=8)) != runs[0]
 
 
 async def test_chains_and_turns_of_one_seed_differ() -> None:
@@ -598,7 +598,7 @@ async def test_chains_and_turns_of_one_seed_differ() -> None:
 async def test_sampling_seed_is_the_seed_of_the_run() -> None:
     one = await byte_agent(ScriptedBackend(shuffled), tools=[add]).run(QUESTIONS, seed=3, num_chains=2)
     two = await byte_agent(ScriptedBackend(shuffled), tools=[add]).run(QUESTIONS, sampling={"seed": 3}, num_chains=2)
-    assert told(one) == told(two)
+    assert record_of(one) == record_of(two)
     with pytest.raises(ConfigError, match="two names"):
         await byte_agent("x").run("Go.", seed=1, sampling={"seed": 2})
 

@@ -6,7 +6,7 @@ from agentfly.templates import load_template
 from agentfly.templates.template import History
 from agentfly.templates.tokenizer import ByteTokenizer
 from agentfly.types import Message
-from tests.fakes import sampled
+from tests.fakes import completion_of
 
 ASKED = [Message("user", "Hi")]
 
@@ -17,7 +17,7 @@ def test_closing_token_has_the_author_template_in_both_histories() -> None:
         transcript = Transcript(template)
         transcript.begin(ASKED, Author.TASK, turn=0)
         cut = Message("assistant", "half")
-        transcript.add_completion(sampled(template.codec.encode("half")), cut, cut, turn=0)
+        transcript.add_completion(completion_of(template.codec.encode("half")), cut, cut, turn=0)
         transcript.add([Message("user", "Go on")], Author.USER, turn=1)
         (segment,) = transcript.close()
         authors = [span.author for span in segment.spans]
@@ -31,7 +31,7 @@ def test_pending_messages_are_recorded_without_a_reply() -> None:
     transcript = Transcript(None)
     transcript.begin(ASKED, Author.TASK, turn=0)
     reply = Message("assistant", "Ho")
-    transcript.add_completion(sampled([5], prompt_ids=[1, 2], message=reply), reply, reply, turn=0)
+    transcript.add_completion(completion_of([5], prompt_ids=[1, 2], message=reply), reply, reply, turn=0)
     transcript.add([Message("user", "And?")], Author.USER, turn=1)
     (segment,) = transcript.close()
     assert [(s.author, s.turn, [m.text for m in s.messages]) for s in segment.spans] == [

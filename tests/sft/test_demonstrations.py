@@ -23,7 +23,7 @@ from agentfly.templates.template import Template
 from agentfly.templates.tokenizer import ByteTokenizer
 from agentfly.types import Message, ToolCall
 from tests.conftest import load_trl_template
-from tests.fakes import Server, byte_agent, call, said, texts
+from tests.fakes import Server, byte_agent, call, complete_with, texts
 from tests.templates.families import CASES, Case, user
 from tests.templates.families import call as search
 
@@ -164,7 +164,7 @@ async def test_no_expert_or_two_experts_are_rejected() -> None:
     with pytest.raises(ConfigError, match="Lamp, Lookup all have experts"):
         await demonstrate(byte_agent("x", tools=[Lamp, Lookup]), "?")
     with pytest.raises(ConfigError, match="server renders its prompts"):
-        await demonstrate(HFAgent("m", tools=[Lamp], backend=Server(said("x"))), "?")
+        await demonstrate(HFAgent("m", tools=[Lamp], backend=Server(complete_with("x"))), "?")
 
 
 async def test_cancelling_releases_every_environment() -> None:

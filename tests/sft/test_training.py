@@ -44,7 +44,7 @@ def learner_of(folder: Path, **settings: Any) -> LocalLearner:
     return make_learner(model, **{"loss": Loss("plain"), **settings})
 
 
-async def shown(folder: Path, count: int) -> list[Trajectory]:
+async def demonstrate_rows(folder: Path, count: int) -> list[Trajectory]:
     agent = HFAgent(str(folder), tools=[Lookup.lookup], reward=correct, backend=ScriptedBackend("unheard"))
     demonstrations = await demonstrate(agent, rows(count))
     await agent.close()
@@ -53,7 +53,7 @@ async def shown(folder: Path, count: int) -> list[Trajectory]:
 
 
 async def test_fine_tuned_model_acts_like_the_expert(small_model: Path, tmp_path: Path) -> None:
-    chains = await shown(small_model, 3)
+    chains = await demonstrate_rows(small_model, 3)
     learner = learner_of(small_model, schedule="linear", total_steps=90)
     seen: list[SftStep] = []
     steps = train_sft(
@@ -76,7 +76,7 @@ async def test_fine_tuned_model_acts_like_the_expert(small_model: Path, tmp_path
 
 
 async def test_loss_is_the_negative_log_likelihood_of_the_models_tokens(small_model: Path) -> None:
-    chains = await shown(small_model, 3)
+    chains = await demonstrate_rows(small_model, 3)
     learner = learner_of(small_model)
     pieces = demonstration_segments(learner.model, chains)
     total, right, tokens = 0.0, 0, 0
@@ -101,7 +101,7 @@ async def test_loss_is_the_negative_log_likelihood_of_the_models_tokens(small_mo
 async def test_step_equals_plain_supervised_learning(small_model: Path, reading: float) -> None:
     """The gradient of a step is that of cross-entropy over the model's own tokens, labels of all others ignored; over
     all tokens where those that are read count as much."""
-    chains = await shown(small_model, 1)
+    chains = await demonstrate_rows(small_model, 1)
     learner, plain = learner_of(small_model, learning_rate=1e-3, max_grad_norm=1e9), learner_of(small_model).model
     train_sft(learner, chains, steps=1, batch_size=1, prompt_loss_weight=reading)
     (segment,) = chains[0].segments
@@ -118,7 +118,7 @@ async def test_step_equals_plain_supervised_learning(small_model: Path, reading:
 
 
 async def test_the_same_seed_gives_the_same_weights(small_model: Path) -> None:
-    chains = await shown(small_model, 4)
+    chains = await demonstrate_rows(small_model, 4)
     weights = []
     for seed in (0, 0, 1):
         learner = learner_of(small_model)
@@ -129,7 +129,7 @@ async def test_the_same_seed_gives_the_same_weights(small_model: Path) -> None:
 
 
 async def test_every_demonstration_is_seen_before_one_is_seen_again(small_model: Path) -> None:
-    chains = await shown(small_model, 4)
+    chains = await demonstrate_rows(small_model, 4)
     learner, batches = learner_of(small_model), []
 
     def update(samples: Any) -> dict[str, float]:
@@ -142,7 +142,7 @@ async def test_every_demonstration_is_seen_before_one_is_seen_again(small_model:
 
 
 async def test_unusable_demonstrations_are_rejected(small_model: Path) -> None:
-    chains = await shown(small_model, 1)
+    chains = await demonstrate_rows(small_model, 1)
     with pytest.raises(ConfigError, match="plain loss, and this learner has 'clip'"):
         train_sft(learner_of(small_model, loss=Loss()), chains, steps=1)
     with pytest.raises(DataError, match="nothing to imitate"):

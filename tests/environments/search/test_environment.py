@@ -15,7 +15,7 @@ from agentfly.errors import ConfigError, EnvironmentFault
 from agentfly.rewards import qa_em
 from agentfly.sft.demonstrations import demonstrate
 from agentfly.types import Task, ToolCall
-from tests.fakes import seeded
+from tests.fakes import random_from
 
 
 def make_agent(kind: type[Search] = Search) -> HFAgent:
@@ -135,7 +135,7 @@ async def test_class_source_is_searched_and_its_failure_is_an_environment_fault(
 
 
 async def test_policy_without_search_gets_no_reward() -> None:
-    rows, random = Search.draw_tasks("train", 100), seeded("guess")
+    rows, random = Search.draw_tasks("train", 100), random_from("guess")
     answers = [row["answer"] for row in Search.draw_tasks("train", 100, seed=9)]
     assert sum(qa_em(random.choice(answers), row["answer"])["reward"] for row in rows) == 0
     assert sum(qa_em(row["start"], row["answer"])["reward"] for row in rows) == 0
