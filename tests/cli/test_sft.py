@@ -116,7 +116,7 @@ def test_intermediate_models_are_written(recipe: Path, tmp_path: Path) -> None:
     assert not torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[1], weights[2])
     (tmp_path / "warm").rename(tmp_path / "other")
-    with pytest.raises(ConfigError, match="warm-2 is there already"):
+    with pytest.raises(ConfigError, match="warm-2 exists already"):
         invoke(recipe, *flags, "--out", tmp_path / "warm")
 
 
@@ -171,7 +171,7 @@ def test_bad_arguments_are_rejected(recipe: Path, tmp_path: Path) -> None:
         ([recipe, "--demos", "a.jsonl", "--expert", 2, "--out", tmp_path / "x"], "give --demos with a file"),
         ([recipe, "--demos", "a.jsonl", "--out", tmp_path / "x"], "no file a.jsonl"),
         ([recipe, "--expert", 13, "--out", tmp_path / "x"], "--expert 13, but there are 12 tasks"),
-        ([recipe, "--expert", 2, "--out", full], "is there already; give a folder that is not, or is empty"),
+        ([recipe, "--expert", 2, "--out", full], "exists already; give a new or an empty folder"),
         ([recipe, "--expert", 2, "--out", recipe / "x"], "cannot be written: "),  # before anything is trained
         (
             [recipe, "--expert", 2, "--train-tower", "--out", tmp_path / "x"],

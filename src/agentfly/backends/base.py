@@ -96,7 +96,7 @@ class Backend(ABC):
 
     @classmethod
     def share_gpu(cls, settings: Mapping[str, Any], model: Any, ranks: int) -> dict[str, Any]:
-        """Complete the settings of a backend on the GPU of a learner that trains `model` over so many ranks."""
+        """Complete the settings of a backend that shares the GPU with a learner. `ranks`: processes that train `model`."""
         return dict(settings)
 
     @property

@@ -71,7 +71,7 @@ class SftConfig:
             raise ConfigError(f"--prompt-loss-weight is from 0 to 1, not {self.prompt_loss_weight}")
         for out in (self.out, *self.checkpoints.values()):
             if out.exists() and (not out.is_dir() or any(out.iterdir())):
-                raise ConfigError(f"--out {out} is there already; give a folder that is not, or is empty")
+                raise ConfigError(f"--out {out} exists already; give a new or an empty folder")
 
     @property
     def checkpoints(self) -> dict[int, Path]:

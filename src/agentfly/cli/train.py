@@ -152,7 +152,7 @@ def _require_warm_start(recipe: Recipe, overrides: Mapping[str, Any], plan: Trai
 
 def _run_warm_start(recipe: Recipe, overrides: Mapping[str, Any]) -> str:
     """Run the SFT that the recipe declares and return the folder of its model."""
-    settings = plan_recipe(recipe, overrides).warm_start  # raises for a configuration that SFT would be run in vain for
+    settings = plan_recipe(recipe, overrides).warm_start  # refuses a wrong configuration before SFT has run for it
     if settings is None:
         raise ConfigError(f"--warm-start: {recipe.path} declares no `warm_start`; leave --warm-start out")
     if "model" in overrides:
@@ -161,7 +161,7 @@ def _run_warm_start(recipe: Recipe, overrides: Mapping[str, Any]) -> str:
         raise ConfigError("--warm-start runs SFT in one process: run `agentfly sft` before torchrun, and give model=")
     if (model_folder := Path(settings.trained_model)).exists():
         raise ConfigError(
-            f"--warm-start writes {model_folder}, which is there already: train it with "
+            f"--warm-start writes {model_folder}, which exists already: train it with "
             f"model={model_folder}, or move it away"
         )
     # Another process: it gives the memory of its engine and its model back.

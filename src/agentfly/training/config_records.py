@@ -78,7 +78,7 @@ class TeacherConfig:
     """Address of an OpenAI-compatible server that scores prompts (vLLM), with /v1; None loads the model here."""
     divergence: Literal["exact", "sampled"] | None = None
     """exact: a loss term, summed over the vocabulary; sampled: an advantage, log π_teacher − log π of the sampled
-    token. None is exact, and sampled with a server, which returns no more than that."""
+    token. None is exact, and sampled with a server, which returns only the log-probability of that token."""
     coef: float = Field(default=1.0, gt=0)
     """Factor on the divergence."""
     reward_coef: float = Field(default=0.0, ge=0)

@@ -62,7 +62,7 @@ class Engine:
     """Samples requests from a model."""
 
     def __init__(self, runner: ModelRunner, max_rows: int, max_tokens: int, context: int) -> None:
-        """`max_rows`: most requests at once; `max_tokens`: most tokens in one forward pass; `context`: of a request."""
+        """Maximum number of concurrent requests, of tokens in a forward pass, and of tokens of a request (`context`)."""
         self._runner = runner
         self._scheduler = Scheduler(
             runner.kv_cache, max_rows, max_tokens, context=context, share_prefixes=runner.shares_prefixes
@@ -119,7 +119,7 @@ class Engine:
         self._awake.set()
 
     def join(self, seconds: float | None = None) -> None:
-        """Wait until the thread has ended, at most so long."""
+        """Wait until the thread has ended, for at most `seconds`."""
         self._thread.join(seconds)
 
     async def close(self) -> None:

@@ -191,7 +191,7 @@ class RowTables:
     """The state of running requests, one row each."""
 
     def __init__(self, rows: int, context: int) -> None:
-        """`context`: most tokens of a request, prompt and sampled."""
+        """`context`: maximum number of tokens of a request, prompt and reply together."""
         self.rows = rows
         self.context = context
         self.tokens = np.empty((rows, context), np.int32)

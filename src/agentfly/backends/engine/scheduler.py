@@ -35,7 +35,7 @@ class Scheduler:
     def __init__(
         self, kv_cache: KVCache, max_rows: int, max_tokens: int, *, context: int, share_prefixes: bool = True
     ) -> None:
-        """`max_rows`: most requests at once; `max_tokens`: most tokens of a step; `context`: most of a request."""
+        """Maximum number of concurrent requests, of tokens in a step, and of tokens of a request (`context`)."""
         self.kv_cache = kv_cache
         self.prefix_cache = PrefixCache(kv_cache)
         self.tables = RowTables(max_rows, context)
@@ -248,7 +248,7 @@ class Scheduler:
         return True
 
     def _reserve(self, request: EngineRequest) -> bool:
-        """Give a request slots for its next tokens, preempting younger ones if need be."""
+        """Give a request slots for its next tokens, preempting younger ones if there is no room."""
         tables = self.tables
         row = request.row
         reserved = int(tables.reserved[row])
@@ -298,7 +298,7 @@ class Scheduler:
             tables.adjacent[row] = True
 
     def _allocate(self, count: int, last_slot: int | None) -> Slots | None:
-        """Free slots, after evicting cached prefixes if need be."""
+        """Free slots, after evicting cached prefixes if there are too few."""
         missing = count - self.kv_cache.free
         if missing > 0:
             if missing > self.prefix_cache.evictable:
