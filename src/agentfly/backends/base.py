@@ -96,7 +96,7 @@ class Backend(ABC):
 
     @classmethod
     def share_gpu(cls, settings: Mapping[str, Any], model: Any, ranks: int) -> dict[str, Any]:
-        """Complete the settings of a backend that shares the GPU with a learner. `ranks`: processes that train `model`."""
+        """Complete the settings of a backend that shares its GPU with a learner of `model` in `ranks` processes."""
         return dict(settings)
 
     @property

@@ -62,7 +62,7 @@ class Engine:
     """Samples requests from a model."""
 
     def __init__(self, runner: ModelRunner, max_rows: int, max_tokens: int, context: int) -> None:
-        """Maximum number of concurrent requests, of tokens in a forward pass, and of tokens of a request (`context`)."""
+        """Maximum number of concurrent requests, of tokens in a pass, and of tokens of a request (`context`)."""
         self._runner = runner
         self._scheduler = Scheduler(
             runner.kv_cache, max_rows, max_tokens, context=context, share_prefixes=runner.shares_prefixes

@@ -1,6 +1,6 @@
 """Prefix cache: a radix tree over token ids whose nodes own the slots of the tokens' keys and values.
 
-Looking a prompt up takes time proportional to its own length, however much is cached. A running request locks the path to
+Looking a prompt up takes time proportional to its length, however much is cached. A running request locks the path to
 its last cached token; any number of requests may continue from one node without copying it (`fork`). A chunk of a
 prompt is inserted when it is scheduled, before it is computed: every layer writes all keys of a batch before it
 attends, so other requests of the same batch can already read them. Unlocked leaves are evicted least recently used
@@ -70,8 +70,8 @@ class PrefixCache:
     def match(self, tokens: Tokens, node: RadixNode | None = None) -> tuple[RadixNode, list[Slots], int]:
         """Walk down from `node` (default: the root) along `tokens`.
 
-        Returns the node at which the longest cached prefix ends (split there if it ends inside a node), the slots of the nodes passed
-        and how many tokens they are.
+        Returns the node at which the longest cached prefix ends (a node is split where it ends), the slots
+        of the nodes passed and how many tokens they are.
         """
         node = node or self.root
         slots: list[Slots] = []
