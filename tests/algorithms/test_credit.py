@@ -322,8 +322,8 @@ def test_an_algorithm_by_name_with_settings() -> None:
         ("ppo", {"lambda_": 1}, r"PPO has no setting 'lambda_'; it has gamma, lam, whiten"),
         ("grpo", {"std": 1}, "GRPO has no setting 'std'; it has no settings"),
         (PPO, {}, r"an algorithm is a name or an object such as PPO\(lam=0.95\)"),
-        ("ppo", {"lam": 1.5}, "PPO: lam is a number from 0 to 1, not 1.5"),
-        ("gigpo", {"gamma": float("nan")}, "GiGPO: gamma is a number from 0 to 1, not nan"),
+        ("ppo", {"lam": 1.5}, "PPO: lam must be at most 1, not 1.5"),
+        ("gigpo", {"gamma": float("nan")}, "GiGPO: gamma must be a finite number, not nan"),
     ],
 )
 def test_wrong_name_or_setting_is_rejected(algorithm: Any, settings: dict[str, Any], message: str) -> None:

@@ -20,6 +20,7 @@ from agentfly.algorithms.loss import (
     combine_metrics,
 )
 from agentfly.errors import ConfigError
+from agentfly.training.optimizer import LRSchedule
 
 LENGTHS = (3, 1, 0, 5, 2)
 SURROGATES: tuple[Any, ...] = get_args(Surrogate)
@@ -357,12 +358,12 @@ def test_the_controller_steers_and_is_resumed() -> None:
         ),
         ({"kl_estimator": "k4"}, "no KL estimator is named 'k4'"),
         ({"correction": "token-truncated"}, "did you mean 'token-truncate'"),
-        ({"correction_cap": 1.0}, "a ratio above 1, not 1.0"),
-        ({"correction_cap": float("nan")}, "a ratio above 1, not nan"),
-        ({"kl_coef": -0.1}, "cannot be negative"),
-        ({"clip": (0.2,)}, r"a clip is \(low, high\)"),
-        ({"clip": (1.5, 0.2)}, "low in 0..1"),
-        ({"clip": (0.2, 0.2, 3.0, 4.0)}, r"a clip is \(low, high\)"),
+        ({"correction_cap": 1.0}, "correction_cap must be a number above 1, not 1.0"),
+        ({"correction_cap": float("nan")}, "correction_cap must be a finite number, not nan"),
+        ({"kl_coef": -0.1}, "kl_coef must be a number of at least 0, not -0.1"),
+        ({"clip": (0.2,)}, r"the clip of a loss is \[low, high\]"),
+        ({"clip": (1.5, 0.2)}, "low from 0 to 1"),
+        ({"clip": (0.2, 0.2, 3.0, 4.0)}, r"the clip of a loss is \[low, high\]"),
         ({"clip": (0.2, 0.3, 1.2)}, "above 1 \\+ high"),
         ({"surrogate": "cispo", "clip": (0.2, 0.2, 3.0)}, "the loss 'cispo' has no dual clip"),
     ],
@@ -379,6 +380,13 @@ def test_missing_token_data_is_rejected(loss: Loss, missing: str) -> None:
     tokens = tokens_of()
     with pytest.raises(ConfigError, match=f"no `{missing}` came"):
         loss(replace(tokens, **{missing: None}))
+
+
+@pytest.mark.parametrize("record", [Loss, KLController, LRSchedule], ids=lambda cls: cls.__name__)
+def test_every_number_declares_its_bounds(record: Any) -> None:
+    for name, field in record.__pydantic_fields__.items():
+        is_number = {field.annotation, *get_args(field.annotation)} & {int, float}
+        assert not is_number or field.metadata or name == "clip", f"{record.__name__}.{name} has no bounds"
 
 
 @pytest.mark.parametrize("settings", [{"coef": -0.1}, {"coef": 0.1, "horizon": 0}, {"coef": 0.1, "target": 0}])

@@ -147,7 +147,7 @@ async def test_unusable_demonstrations_are_rejected(small_model: Path) -> None:
         train_sft(learner_of(small_model, loss=Loss()), chains, steps=1)
     with pytest.raises(DataError, match="nothing to imitate"):
         train_sft(learner_of(small_model), [], steps=1)
-    with pytest.raises(ConfigError, match="steps must be at least 1"):
+    with pytest.raises(ConfigError, match="steps must be a whole number of at least 1, not"):
         train_sft(learner_of(small_model), chains, steps=0)
     assert all(
         isinstance(piece, SegmentArrays) for piece in demonstration_segments(learner_of(small_model).model, chains)

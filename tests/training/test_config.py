@@ -10,10 +10,10 @@ from typing import Any, get_args, get_origin
 
 import pytest
 
-from agentfly.algorithms import GRPO, PPO
+from agentfly.algorithms import ALGORITHMS, GRPO, PPO
 from agentfly.errors import ConfigError
 from agentfly.training.config import TrainConfig, parse_overrides, validate_overrides
-from agentfly.training.config_records import NESTED
+from agentfly.training.config_records import NESTED, UpdateConfig, WarmStart
 from agentfly.types import Sampling
 
 
@@ -115,7 +115,7 @@ def test_records_may_be_given_as_names_and_mappings() -> None:
         ({"loss.correction": "bogus"}, "there are token-truncate"),
         ({"run_options": {"strategy": "bogus"}}, "'chain' and 'step'"),
         ({"run_options": {"max_chain_tokens": -3}}, "max_chain_tokens must be"),
-        ({"algorithm": "ppo", "algorithm.lam": "x"}, "lam is a number from 0 to 1"),
+        ({"algorithm": "ppo", "algorithm.lam": "x"}, "PPO: lam must be a number, not 'x'"),
         ({"algorithm": "gpro"}, "grpo"),
         ({"algorithm.lam": 0.9}, "GRPO has no 'lam'"),
         ({"sampling.temprature": 0.9}, "temperature"),
@@ -212,7 +212,10 @@ def test_text_that_is_no_literal_stays_text() -> None:
     assert [parse_overrides([f"model={text}"])["model"] for text in texts] == texts
 
 
-@pytest.mark.parametrize("record", [TrainConfig, *NESTED.values()])
+RECORDS = [TrainConfig, *NESTED.values(), UpdateConfig, WarmStart, *set(ALGORITHMS.values())]
+
+
+@pytest.mark.parametrize("record", [cls for cls in RECORDS if fields(cls)], ids=lambda cls: cls.__name__)
 def test_every_number_declares_its_bounds(record: Any) -> None:
     for name, info in record.__pydantic_fields__.items():
         types = {info.annotation} | (set() if get_origin(info.annotation) is tuple else set(get_args(info.annotation)))

@@ -6,6 +6,7 @@ declares in `needs_values`, `needs_greedy` and `needs_groups`, and receives ever
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -29,6 +30,16 @@ SegmentReward = Literal["broadcast", "last", "uniform", "geometric"]
     geometric   `SEGMENT_DECAY` of it per segment of distance
 """
 SEGMENT_DECAY = 0.9
+
+
+def validate_clip(name: str, clip: Sequence[float]) -> None:
+    """Raise ConfigError unless a clip of the ratio is (low, high), or (low, high, dual)."""
+    low, high, dual = (*clip, math.inf)[:3] if len(clip) in (2, 3) else (math.nan,) * 3
+    if not (0 <= low <= 1 and high >= 0 and dual > 1 + high):
+        raise ConfigError(
+            f"{name} is [low, high] with low from 0 to 1, or [low, high, dual] with dual above 1 + high, such as "
+            f"[0.2, 0.28]; not {list(clip)}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +221,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """Turns rewards into advantages. A frozen dataclass whose fields are its hyperparameters.
+    """Turns rewards into advantages. A frozen dataclass, or a `record`, whose fields are its hyperparameters.
 
     A subclass overrides `turn_advantages` (one advantage per turn, within a group), or `compute_advantages` where
     tokens of a turn differ or the whole batch is normalized.
@@ -224,12 +235,6 @@ class Algorithm:
     """Needs at least two chains per task."""
     takes_branches: ClassVar[bool] = False
     """Whether it takes chains that share a prefix (`Trajectory.branch_of`), and weighs them so that it counts once."""
-
-    def __post_init__(self) -> None:
-        for name in ("gamma", "lam"):
-            value = getattr(self, name, 1.0)
-            if not isinstance(value, int | float) or not 0 <= value <= 1:
-                raise ConfigError(f"{type(self).__name__}: {name} is a number from 0 to 1, not {value}")
 
     def compute_advantages(self, groups: Sequence[Group]) -> list[list[Episode]]:
         """The episodes of each group with their advantages; by default the turn's advantage on each of its tokens."""

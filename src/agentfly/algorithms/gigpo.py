@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from pydantic import Field
 
 from agentfly.algorithms.base import Algorithm, Array, Episode, Group
 from agentfly.algorithms.returns import center, group_relative_returns, turn_returns
 from agentfly.segment import require_json
+from agentfly.validation import record
 
 
-@dataclass(frozen=True)
+@record(prefix="GiGPO: ")
 class GiGPO(Algorithm):
     """A[i, t] = A_chain[i, t] + weight · A_step[i, t].
 
@@ -23,9 +24,9 @@ class GiGPO(Algorithm):
     """
 
     needs_groups: ClassVar[bool] = True
-    weight: float = 1.0
+    weight: float = Field(default=1.0, ge=0)
     """Weight of the step advantage beside the chain advantage."""
-    gamma: float = 0.95
+    gamma: float = Field(default=0.95, ge=0, le=1)
     """Discount per turn in the step advantage: below 1, the shorter way from a state is the better one."""
     std: bool = True
     """Whether both advantages are divided by the standard deviation."""

@@ -25,21 +25,28 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
+from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor
 
+from agentfly.algorithms.base import validate_clip
 from agentfly.algorithms.kl import MAX_LOG_RATIO, KLEstimator, kl_divergence
 from agentfly.errors import ConfigError
+from agentfly.validation import record
 
 Aggregation = Literal["token", "sequence", "constant"]
 Surrogate = Literal["clip", "gspo", "cispo", "plain"]
 Correction = Literal[
     "token-truncate", "token-mask", "sequence-truncate", "sequence-mask", "geometric-truncate", "geometric-mask"
 ]
-Clip = tuple[float, float] | tuple[float, float, float]
-"""How far the ratio may go below 1 and above 1; a third number bounds the ratio where the advantage is negative."""
+_CHOICES: dict[str, tuple[str, object]] = {
+    "surrogate": ("loss", Surrogate),
+    "kl_estimator": ("KL estimator", KLEstimator),
+    "correction": ("correction", Correction),
+}
+"""Fields of `Loss` that are one of several names: what they are in an error message, and the names."""
 
 
 def aggregation_weights(lengths: Sequence[int], aggregation: Aggregation, constant: int | None = None) -> list[float]:
@@ -121,42 +128,37 @@ class TokenBatch:
     """KL divergence of each token's distribution to the teacher's, with gradient; None where it is not a loss term."""
 
 
-@dataclass(frozen=True)
+@record()
 class Loss:
     """The scalar loss of a `TokenBatch`: policy surrogate + kl_coef · KL − entropy_coef · entropy + teacher_coef ·
     KL to the teacher."""
 
     surrogate: Surrogate = "clip"
-    clip: Clip = (0.2, 0.2)
-    kl_coef: float = 0.0
+    clip: tuple[float, ...] = (0.2, 0.2)
+    """How far the ratio may go below and above 1; a third number bounds it where the advantage is negative."""
+    kl_coef: float = Field(default=0.0, ge=0)
     """KL coefficient; 0 where KL is part of the reward, or not used."""
     kl_estimator: KLEstimator = "k3"
-    entropy_coef: float = 0.0
+    entropy_coef: float = Field(default=0.0, ge=0)
     """Entropy bonus coefficient."""
-    teacher_coef: float = 0.0
+    teacher_coef: float = Field(default=0.0, ge=0)
     """Coefficient of the KL divergence to the teacher; 0 where it is part of the advantages, or not used."""
     correction: Correction | None = None
     """Importance-sampling correction; None measures the mismatch and does not correct it."""
-    correction_cap: float = 2.0
+    correction_cap: float = Field(default=2.0, gt=1)
+
+    @field_validator("surrogate", "kl_estimator", "correction", mode="before")
+    @classmethod
+    def _require_known_name(cls, name: Any, info: ValidationInfo) -> Any:
+        what, choices = _CHOICES[str(info.field_name)]
+        if name is not None:
+            _require_choice(what, name, choices)
+        return name
 
     def __post_init__(self) -> None:
-        _require_choice("loss", self.surrogate, Surrogate)
-        _require_choice("KL estimator", self.kl_estimator, KLEstimator)
-        if self.correction is not None:
-            _require_choice("correction", self.correction, Correction)
-        if not self.correction_cap > 1:
-            raise ConfigError(f"the correction cap is a ratio above 1, not {self.correction_cap}")
-        if not self.kl_coef >= 0:
-            raise ConfigError(f"the KL coefficient cannot be negative: {self.kl_coef}")
-        clip = self.clip
-        if len(clip) not in (2, 3) or not (0 <= clip[0] <= 1 and clip[1] >= 0):
-            raise ConfigError(
-                f"a clip is (low, high) or (low, high, dual) with low in 0..1 and high at least 0, not {clip}"
-            )
-        if len(clip) == 3 and self.surrogate != "clip":
-            raise ConfigError(f"the loss {self.surrogate!r} has no dual clip: give (low, high), not {clip}")
-        if len(clip) == 3 and not clip[2] > 1 + clip[1]:
-            raise ConfigError(f"a dual clip bounds the ratio above 1 + high, so it cannot be {clip[2]} in {clip}")
+        validate_clip("the clip of a loss", self.clip)
+        if len(self.clip) == 3 and self.surrogate != "clip":
+            raise ConfigError(f"the loss {self.surrogate!r} has no dual clip: give (low, high), not {self.clip}")
 
     def __call__(self, tokens: TokenBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, and sums of metrics over the tokens; `combine_metrics` turns the sums into figures."""

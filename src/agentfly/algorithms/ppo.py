@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from pydantic import Field
 
 from agentfly.algorithms.base import Algorithm, Episode, Group
 from agentfly.algorithms.returns import discounted_sum, token_discounts, token_rewards, whiten
 from agentfly.errors import RecordError
+from agentfly.validation import record
 
 
-@dataclass(frozen=True)
+@record(prefix="PPO: ")
 class PPO(Algorithm):
     """δ[t] = r[t] + γ·V[t+1] − V[t];  A[t] = δ[t] + γλ·A[t+1];  critic target = A[t] + V[t].
 
@@ -22,9 +23,9 @@ class PPO(Algorithm):
     """
 
     needs_values: ClassVar[bool] = True
-    gamma: float = 1.0
+    gamma: float = Field(default=1.0, ge=0, le=1)
     """Discount from one sampled token to the next."""
-    lam: float = 1.0
+    lam: float = Field(default=1.0, ge=0, le=1)
     """GAE λ: 1 uses the rewards alone, 0 the one-step critic estimate."""
     whiten: bool = True
     """Whether advantages are normalized to mean 0 and variance 1 over the batch."""

@@ -6,15 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from pydantic import Field
+
 from agentfly.algorithms.base import Algorithm, Array, Episode, Group
 from agentfly.algorithms.returns import discounted_sum, group_relative_returns, token_discounts, token_rewards, whiten
+from agentfly.validation import record
 
 
-@dataclass(frozen=True)
+@record(prefix="ReinforcePP: ")
 class ReinforcePP(Algorithm):
     """A = whiten(G), with G the discounted return of each token and mean and variance taken over the batch."""
 
-    gamma: float = 1.0
+    gamma: float = Field(default=1.0, ge=0, le=1)
     """Discount from one sampled token to the next."""
 
     def compute_advantages(self, groups: Sequence[Group]) -> list[list[Episode]]:

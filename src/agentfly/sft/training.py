@@ -10,10 +10,11 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import Field
 
 from agentfly.algorithms.base import SegmentArrays
 from agentfly.algorithms.loss import Loss
@@ -25,6 +26,7 @@ from agentfly.training.config_records import OptimizerConfig, UpdateConfig
 from agentfly.training.local_learner import LocalLearner
 from agentfly.training.model import Backbone
 from agentfly.trajectory import Trajectory
+from agentfly.validation import PositiveInt, validate
 
 _LOG = logging.getLogger(__name__)
 _MAX_NAMED = 20
@@ -93,11 +95,10 @@ def train_sft(
     """
     if learner.loss.surrogate != "plain":
         raise ConfigError(f"SFT minimizes the plain loss, and this learner has {learner.loss.surrogate!r}")
-    for name, value in (("steps", steps), ("batch_size", batch_size), ("validate_every", validate_every or 1)):
-        if value < 1:
-            raise ConfigError(f"{name} must be at least 1, not {value}")
-    if not 0 <= prompt_loss_weight <= 1:
-        raise ConfigError(f"prompt_loss_weight is a number from 0 to 1, not {prompt_loss_weight}")
+    validate("steps", steps, PositiveInt)
+    validate("batch_size", batch_size, PositiveInt)
+    validate("validate_every", validate_every, PositiveInt | None)
+    validate("prompt_loss_weight", prompt_loss_weight, Annotated[float, Field(ge=0, le=1)])
     samples = []
     for segment in demonstration_segments(learner.model, demonstrations):
         weights = np.where(segment.mask, 1.0, prompt_loss_weight).astype(np.float32)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from types import NoneType
@@ -10,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from agentfly.algorithms.base import Algorithm
+from agentfly.algorithms.base import Algorithm, validate_clip
 from agentfly.errors import ConfigError
 from agentfly.types import Sampling
 from agentfly.validation import record
@@ -46,12 +45,7 @@ class LossConfig:
     def __post_init__(self) -> None:
         if self.correction not in (None, *CORRECTIONS):
             raise ConfigError(f"there is no correction {self.correction!r}; there are {', '.join(CORRECTIONS)}, None")
-        low, high, dual = (*self.clip, math.inf)[:3] if 2 <= len(self.clip) <= 3 else (math.nan,) * 3
-        if not (0 <= low <= 1 and high >= 0 and dual > 1 + high):
-            raise ConfigError(
-                f"loss.clip is [low, high], or [low, high, dual] with dual above 1 + high, such as [0.2, 0.28]; "
-                f"not {list(self.clip)}"
-            )
+        validate_clip("loss.clip", self.clip)
 
 
 @record(kw_only=True, prefix="kl.")
@@ -171,7 +165,7 @@ class UpdateConfig:
     micro_batch_tokens: int = Field(default=16384, ge=1)
     gradient_checkpointing: bool = False
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
 
 
 @record(kw_only=True, prefix="warm_start.")
@@ -180,7 +174,7 @@ class WarmStart:
 
     expert: int = Field(ge=1)
     """Number of tasks that the expert demonstrates."""
-    threshold: float = 1.0
+    threshold: float = Field(default=1.0, allow_inf_nan=False)
     """Minimum reward of an expert's chain to be used."""
     steps: int = Field(ge=1)
     """Optimizer steps of SFT."""

@@ -143,7 +143,7 @@ class LocalLearner:
     def from_config(cls, model: Any, config: TrainConfig, **placement: Any) -> Self:
         loss = Loss(
             surrogate=config.loss.type,
-            clip=config.loss.clip,  # type: ignore[arg-type]
+            clip=config.loss.clip,
             kl_coef=config.kl.coef if config.kl.placement == "loss" else 0.0,
             kl_estimator=config.kl.estimator,
             entropy_coef=config.loss.entropy_coef,
