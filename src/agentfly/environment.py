@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from agentfly.errors import ConfigError
-from agentfly.types import Task, ToolCall
+from agentfly.types import Task, ToolCall, number, validate_numbers
 
 
 class Scope(enum.Enum):
@@ -80,19 +80,19 @@ class Runtime(Protocol):
 class Pool:
     """Settings of an environment's instance pool: `pool = Pool(max_instances=8)` in the class body."""
 
-    min_warm: int = 0
+    min_warm: int = number(0, whole=True, ge=0)
     """Instances kept started, from the first run on."""
-    max_instances: int | None = None
+    max_instances: int | None = number(None, whole=True, ge=1)
     """Maximum number of instances, in any state. None: the runtime's default limit (`in_process` has none)."""
-    start_timeout: float = 300.0
+    start_timeout: float = number(300.0, ge=0)
     """Seconds for `start`."""
-    reset_timeout: float = 60.0
+    reset_timeout: float = number(60.0, ge=0)
     """Seconds each for `reset`, `check` and `close`."""
-    wait_timeout: float = 600.0
+    wait_timeout: float = number(600.0, ge=0)
     """Seconds that a chain waits for an instance."""
-    idle_seconds: float = 60.0
+    idle_seconds: float = number(60.0, ge=0)
     """Seconds after which an idle instance beyond `min_warm` is closed."""
-    max_uses: int | None = None
+    max_uses: int | None = number(None, whole=True, ge=1)
     """Chains that one instance serves before it is replaced; None: no limit."""
     recycle: Recycle = Recycle.RESET
     """Whether the next chain gets the same instance after a `reset`, or a new one (`replace`)."""
@@ -100,7 +100,7 @@ class Pool:
     """Which chains share an instance: none (`chain`), those of one task (`group`), or all (`global`)."""
     concurrent: bool = False
     """Whether chains that share an instance may act in it concurrently; otherwise their actions are serialized."""
-    memory: int | None = None
+    memory: int | None = number(None, whole=True, ge=1)
     """Bytes per instance that count against the manager's memory budget; None: not counted."""
     runtime: Runtime | str = "in_process"
     """Where instances run: `in_process`, `process`, `sandbox`, or a Runtime such as `Container(image=…)`."""
@@ -112,16 +112,7 @@ class Pool:
             except ValueError:
                 options = " or ".join(repr(each.value) for each in enum_class)
                 raise ConfigError(f"a pool's {name} must be {options}, not {getattr(self, name)!r}") from None
-        for name, minimum in (("min_warm", 0), ("max_instances", 1), ("max_uses", 1), ("memory", 1)):
-            value = getattr(self, name)
-            if value is None and name != "min_warm":
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
-                raise ConfigError(f"a pool's {name} must be a whole number of at least {minimum}, not {value!r}")
-        for name in ("start_timeout", "reset_timeout", "wait_timeout", "idle_seconds"):
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
-                raise ConfigError(f"a pool's {name} must be a number of seconds, not {value!r}")
+        validate_numbers(self, "a pool's ", optional=("max_instances", "max_uses", "memory"), infinite=True)
         if self.max_instances is not None and self.min_warm > self.max_instances:
             raise ConfigError(f"a pool cannot keep {self.min_warm} warm with max_instances={self.max_instances}")
         if self.concurrent and self.scope is Scope.CHAIN:

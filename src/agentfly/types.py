@@ -10,8 +10,8 @@ import enum
 import io
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -290,21 +290,58 @@ class DefaultLimit(int):
     """A limit that the user did not set. A program behind the gateway may ask for more, which it cannot know of."""
 
 
+def number(
+    default: Any, *, whole: bool = False, ge: float | None = None, gt: float | None = None, le: float | None = None
+) -> Any:
+    """A field of a dataclass that is a number within bounds, checked by `validate_numbers`.
+
+    For classes of which environments are made: the process of an instance may have the standard library only. Others
+    declare their bounds with pydantic: `agentfly.validation.record`.
+    """
+    requirement = "a whole number" if whole else "a number"
+    requirement += f" of at least {ge:g}" if ge is not None else f" above {gt:g}" if gt is not None else ""
+    requirement += f" and at most {le:g}" if le is not None else ""
+
+    def fits(value: Any) -> bool:
+        if isinstance(value, bool) or (whole and int(value) != value):
+            return False
+        return (ge is None or value >= ge) and (gt is None or value > gt) and (le is None or value <= le)
+
+    return field(default=default, metadata={"requirement": requirement, "fits": fits})
+
+
+def validate_numbers(instance: Any, prefix: str, *, optional: Sequence[str] = (), infinite: bool = False) -> None:
+    """Raise ConfigError, `{prefix}{field} must be {requirement}, not {value}`, for a number outside its bounds.
+
+    optional: fields that may be None. infinite: whether a number may be.
+    """
+    for info in fields(instance):
+        value = getattr(instance, info.name)
+        if "fits" not in info.metadata or (value is None and info.name in optional):
+            continue
+        try:
+            good = info.metadata["fits"](value) and (infinite or math.isfinite(value))
+        except (TypeError, ValueError, OverflowError):
+            good = False
+        if not good:
+            raise ConfigError(f"{prefix}{info.name} must be {info.metadata['requirement']}, not {value!r}")
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """Sampling parameters. Every field reaches the backend; a backend rejects those it does not support."""
 
-    temperature: float = 1.0
+    temperature: float = number(1.0, ge=0)
     """0 is greedy."""
-    top_p: float = 1.0
+    top_p: float = number(1.0, gt=0, le=1)
     """Nucleus sampling: the smallest set of tokens with this total probability; 1 disables the filter."""
-    top_k: int = 0
+    top_k: int = number(0, whole=True, ge=0)
     """Sample from this many most likely tokens; 0 disables the filter."""
-    min_p: float = 0.0
+    min_p: float = number(0.0, ge=0, le=1)
     """Drop tokens below this fraction of the highest probability; 0 disables the filter."""
-    repetition_penalty: float = 1.0
+    repetition_penalty: float = number(1.0, gt=0)
     """Divides the logits of tokens that occurred already; 1 disables it."""
-    max_tokens: int | None = DefaultLimit(1024)
+    max_tokens: int | None = number(DefaultLimit(1024), whole=True, ge=1)
     """Maximum tokens per turn, as far as the context has room; None: as many as fit the context."""
     stop: tuple[str, ...] = ()
     """Strings that end a turn; they stay in the output."""
@@ -313,14 +350,9 @@ class Sampling:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
-        for name, (needed, fits) in _SAMPLING.items():
-            value = getattr(self, name)
-            try:
-                good = fits(value)
-            except (TypeError, ValueError, OverflowError):
-                good = False
-            if not good:
-                raise ConfigError(f"sampling: {name} must be {needed}, not {value!r}")
+        validate_numbers(self, "sampling: ", optional=("max_tokens",))
+        if not all(isinstance(text, str) and text for text in self.stop):
+            raise ConfigError(f"sampling: stop must be strings that are not empty, not {self.stop!r}")
 
     def for_turn(self, max_tokens: int | None, seed: int | None) -> Sampling:
         """A copy with the token limit and the seed of a turn. Nothing is validated again: chains call it every turn."""
@@ -330,18 +362,6 @@ class Sampling:
         object.__setattr__(turn, "max_tokens", max_tokens)
         object.__setattr__(turn, "seed", seed)
         return turn
-
-
-_SAMPLING: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "temperature": ("a number from 0", lambda v: 0 <= v < math.inf),
-    "top_p": ("above 0 and at most 1", lambda v: 0 < v <= 1),
-    "top_k": ("a whole number from 0", lambda v: v >= 0 and int(v) == v),
-    "min_p": ("from 0 to 1", lambda v: 0 <= v <= 1),
-    "repetition_penalty": ("a number above 0", lambda v: 0 < v < math.inf),
-    "max_tokens": ("a whole number from 1, or None", lambda v: v is None or (v >= 1 and int(v) == v)),
-    "stop": ("strings that are not empty", lambda v: all(isinstance(s, str) and s for s in v)),
-}
-"""Per field: the requirement in words, and its check."""
 
 
 class FinishReason(enum.Enum):

@@ -45,10 +45,15 @@ def record(*, kw_only: bool = False, frozen: bool = True, prefix: str = "") -> C
                 initialize(self, *args, **kwargs)
             except ValidationError as error:
                 first, *_ = errors = error.errors(include_url=False)
-                name = first["loc"][0] if first["loc"] else ""
+                location = first["loc"][:1]
                 if first["type"] == "unexpected_keyword_argument":
-                    raise ConfigError(f"{cls.__name__} has no field {name!r}") from None
-                problems = dict.fromkeys(_describe_problem(each) for each in errors if each["loc"][:1] == (name,))
+                    raise ConfigError(f"{cls.__name__} has no field {location[0]!r}") from None
+                problems = dict.fromkeys(
+                    _describe_problem(problem) for problem in errors if problem["loc"][:1] == location
+                )
+                name = next(iter(location), "")
+                if isinstance(name, int):  # an argument by position
+                    name = list(decorated.__pydantic_fields__)[name]
                 text = f"{prefix}{name} must be {' or '.join(problems)}, not {first['input']!r:.60}"
                 raise ConfigError(text) from None
 
@@ -67,20 +72,17 @@ def _refuse_bool(cls: Any, value: Any, info: ValidationInfo) -> Any:
 
 
 @functools.cache
-def _adapters(cls: type) -> dict[str, TypeAdapter[Any]]:
-    config = ConfigDict(arbitrary_types_allowed=True)
-    hints = get_type_hints(cls, include_extras=True)
-    return {name: TypeAdapter(hint, config=config) for name, hint in hints.items()}
-
-
-@functools.cache
 def _adapter(hint: Any) -> TypeAdapter[Any]:
     return TypeAdapter(hint)
 
 
 def validate(name: str, value: Any, hint: Any, note: str = "") -> Any:
     """Check and coerce one value. Raises ConfigError: `{name} must be {requirement}{note}, not {value}`."""
-    return _validate(name, value, _adapter(hint), note)
+    try:
+        return _adapter(hint).validate_python(value)
+    except ValidationError as error:
+        problems = dict.fromkeys(map(_describe_problem, error.errors(include_url=False)))
+        raise ConfigError(f"{name} must be {' or '.join(problems)}{note}, not {value!r}") from None
 
 
 def validate_arguments(function: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -106,25 +108,19 @@ def describe_invalid(error: Exception, *, with_input: bool = False) -> str:
     if not isinstance(error, ValidationError):
         return describe(error)
     problems = []
-    for each in error.errors(include_url=False, include_context=False)[:5]:
-        place = ".".join(map(str, each["loc"]))
-        value = f", not {each['input']!r:.40}" if with_input else ""
-        problems.append(f"{place or 'all'}: {each['msg']}{value}")
+    for problem in error.errors(include_url=False, include_context=False)[:5]:
+        field = ".".join(map(str, problem["loc"]))
+        value = f", not {problem['input']!r:.40}" if with_input else ""
+        problems.append(f"{field or 'all'}: {problem['msg']}{value}")
     return "; ".join(problems)
-
-
-def _validate(name: str, value: Any, adapter: TypeAdapter[Any], note: str) -> Any:
-    try:
-        return adapter.validate_python(value)
-    except ValidationError as error:
-        problems = dict.fromkeys(map(_describe_problem, error.errors(include_url=False)))
-        raise ConfigError(f"{name} must be {' or '.join(problems)}{note}, not {value!r}") from None
 
 
 _PARSED = {
     **dict.fromkeys(("int_parsing", "int_from_float"), "a whole number"),
     **dict.fromkeys(("float_parsing", "float_type", "bool_as_number"), "a number"),
     **dict.fromkeys(("bool_parsing", "bool_type"), "true or false"),
+    "string_too_short": "text that is not empty",
+    "tuple_type": "a list",
 }
 """Requirements that pydantic's messages mix with what it tried, by the type of the error."""
 
@@ -138,13 +134,3 @@ def _describe_problem(error: ErrorDetails) -> str:
         return _PARSED[error["type"]]
     problem = error["msg"].removeprefix("Input should be ").replace("a valid integer", "a whole number")
     return problem.replace("less than or equal to", "at most").replace("greater than", "a number above")
-
-
-def validate_fields(instance: Any, what: str = "") -> None:
-    """Check and coerce every field of a dataclass instance; call it in `__post_init__`.
-
-    Raises ConfigError with the field's name, the requirement and the value. `what` precedes the name: "a pool's ".
-    """
-    for name, adapter in _adapters(type(instance)).items():  # type: ignore[arg-type]  # mypy: type is not Hashable
-        value = _validate(f"{what}{name}", getattr(instance, name), adapter, "")
-        object.__setattr__(instance, name, value)

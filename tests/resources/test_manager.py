@@ -396,7 +396,7 @@ async def test_slow_start_does_not_block_released_instances() -> None:
         ({"min_warm": -1}, "min_warm must be a whole number of at least 0, not -1"),
         ({"max_instances": 0}, "max_instances must be a whole number of at least 1, not 0"),
         ({"max_uses": 1.5}, "max_uses must be a whole number of at least 1, not 1.5"),
-        ({"wait_timeout": "long"}, "wait_timeout must be a number of seconds, not 'long'"),
+        ({"wait_timeout": "long"}, "wait_timeout must be a number of at least 0, not 'long'"),
         ({"recycle": "burn"}, "recycle must be 'reset' or 'replace', not 'burn'"),
         ({"scope": "world"}, "scope must be 'chain' or 'group' or 'global', not 'world'"),
         ({"min_warm": 3, "max_instances": 2}, "cannot keep 3 warm with max_instances=2"),

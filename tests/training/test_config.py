@@ -11,6 +11,7 @@ from typing import Any, get_args, get_origin
 import pytest
 
 from agentfly.algorithms import ALGORITHMS, GRPO, PPO
+from agentfly.environment import Pool
 from agentfly.errors import ConfigError
 from agentfly.training.config import TrainConfig, parse_overrides, validate_overrides
 from agentfly.training.config_records import NESTED, UpdateConfig, WarmStart
@@ -212,7 +213,7 @@ def test_text_that_is_no_literal_stays_text() -> None:
     assert [parse_overrides([f"model={text}"])["model"] for text in texts] == texts
 
 
-RECORDS = [TrainConfig, *NESTED.values(), UpdateConfig, WarmStart, *set(ALGORITHMS.values())]
+RECORDS = [TrainConfig, *NESTED.values(), UpdateConfig, WarmStart, *dict.fromkeys(ALGORITHMS.values())]
 
 
 @pytest.mark.parametrize("record", [cls for cls in RECORDS if fields(cls)], ids=lambda cls: cls.__name__)
@@ -220,6 +221,13 @@ def test_every_number_declares_its_bounds(record: Any) -> None:
     for name, info in record.__pydantic_fields__.items():
         types = {info.annotation} | (set() if get_origin(info.annotation) is tuple else set(get_args(info.annotation)))
         assert not types & {int, float} or info.metadata, f"{record.__name__}.{name} has no bounds"
+
+
+@pytest.mark.parametrize("record", [Sampling, Pool], ids=lambda cls: cls.__name__)
+def test_every_number_of_a_plain_dataclass_declares_its_bounds(record: Any) -> None:
+    for field in fields(record):
+        is_number = {"int", "float"} & set(str(field.type).split(" | ")) and field.name != "seed"
+        assert not is_number or "fits" in field.metadata, f"{record.__name__}.{field.name} has no bounds"
 
 
 def test_fields_that_the_recipe_may_complete_pass_the_first_check() -> None:

@@ -130,7 +130,7 @@ def _read_class(module: str, name: str, prefix: str = "") -> Iterator[Field]:
         if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
             text = " ".join(str(below.value.value).split())
         value = statement.value
-        if isinstance(value, ast.Call) and ast.unparse(value.func) == "DefaultLimit":
+        while isinstance(value, ast.Call) and ast.unparse(value.func) in ("number", "DefaultLimit"):
             value = value.args[0]  # users write the number
         default = "" if value is None else ast.unparse(value)
         if isinstance(value, ast.Call) and ast.unparse(value.func) in ("field", "Field"):

@@ -13,8 +13,8 @@ the summary, and trains like any other turn.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, Protocol
+from dataclasses import replace
+from typing import Any, Protocol
 
 from pydantic import Field
 
@@ -22,7 +22,7 @@ from agentfly.errors import ConfigError
 from agentfly.segment import Author, Segment
 from agentfly.templates.template import History, Template
 from agentfly.types import Completion, Content, Image, Message
-from agentfly.validation import NonNegativeInt, PositiveInt, validate_fields
+from agentfly.validation import record
 
 
 class Transcript:
@@ -142,20 +142,15 @@ class Folding(Protocol):
 class _NoSummary:
     """Base of rules that need no summary."""
 
-    __slots__ = ()
-
-    def __post_init__(self) -> None:
-        validate_fields(self, f"{type(self).__name__}: ")
-
     def summary_request(self, later: Sequence[Message], tokens: int) -> str | None:
         return None
 
 
-@dataclass(frozen=True, slots=True)
+@record(prefix="KeepObservations: ")
 class KeepObservations(_NoSummary):
     """Replaces all but the last observations with a placeholder."""
 
-    last: NonNegativeInt = 3
+    last: int = Field(default=3, ge=0)
     placeholder: str = "(left out)"
 
     def fold(self, initial: Sequence[Message], later: Sequence[Message], summary: str | None) -> list[Message] | None:
@@ -168,11 +163,11 @@ class KeepObservations(_NoSummary):
         return [*initial, *(replace(m, content=self.placeholder) if i in old else m for i, m in enumerate(later))]
 
 
-@dataclass(frozen=True, slots=True)
+@record(prefix="KeepImages: ")
 class KeepImages(_NoSummary):
     """Replaces all but the last images with a placeholder, also in the initial messages."""
 
-    last: NonNegativeInt = 1
+    last: int = Field(default=1, ge=0)
     placeholder: str = "(earlier image left out)"
 
     def fold(self, initial: Sequence[Message], later: Sequence[Message], summary: str | None) -> list[Message] | None:
@@ -194,11 +189,11 @@ class KeepImages(_NoSummary):
         return out
 
 
-@dataclass(frozen=True, slots=True)
+@record(prefix="Summarize: ")
 class Summarize:
     """Asks the model for a summary; the initial messages and the summary replace the history."""
 
-    over_tokens: int
+    over_tokens: int = Field(ge=0)
     """Prompt length in tokens above which a summary is requested."""
     request: str = "Sum up what you have done and found, and what is left to do. You will go on from this summary."
     heading: str = "Summary of what happened so far:"
@@ -214,11 +209,11 @@ class Summarize:
         return None if summary is None else append_user_text(initial, [f"{self.heading}\n{summary}"])
 
 
-@dataclass(frozen=True, slots=True)
+@record(prefix="StepHistory: ")
 class StepHistory(_NoSummary):
     """Every step is its own segment: the initial messages and the last few turns with their observations."""
 
-    history: NonNegativeInt = 2
+    history: int = Field(default=2, ge=0)
     """Number of earlier turns in the prompt. With 0, the last observation is appended to the question."""
 
     def fold(self, initial: Sequence[Message], later: Sequence[Message], summary: str | None) -> list[Message] | None:
@@ -252,17 +247,14 @@ def join_content(contents: Sequence[Content]) -> Content:
     return "".join(texts) if len(texts) == len(pieces) else tuple(pieces)
 
 
-@dataclass(frozen=True, slots=True)
+@record(prefix="branching: ")
 class Branching:
     """Tree sampling: a chain that goes on after `turn` turns is continued `branches` times from there."""
 
-    turn: PositiveInt
+    turn: int = Field(ge=1)
     """Turns before the branching point, which the branches share."""
-    branches: Annotated[int, Field(strict=True, ge=2)]
+    branches: int = Field(ge=2)
     """Continuations from there, that of the chain itself included."""
-
-    def __post_init__(self) -> None:
-        validate_fields(self, "branching: ")
 
     @classmethod
     def of(cls, value: Branching | Mapping[str, Any] | None, max_turns: int) -> Branching | None:

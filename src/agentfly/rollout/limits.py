@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from pydantic import Field
+
 from agentfly.errors import ConfigError
 from agentfly.tooling import ToolResult
 from agentfly.trajectory import CallStatus, FailureKind, StopReason, TrainingTreatment
 from agentfly.types import MAX_CALLS, Reply, Sampling
-from agentfly.validation import NonNegativeInt, PositiveFloat, PositiveInt, validate, validate_fields
+from agentfly.validation import NonNegativeInt, record, validate
 
 
 class NextStep(enum.Enum):
@@ -22,7 +24,7 @@ class NextStep(enum.Enum):
     CONTINUE = "continue"
 
 
-@dataclass(frozen=True, slots=True)
+@record(prefix="a recovery rule's ")
 class RecoveryRule:
     """What happens after a turn without progress."""
 
@@ -30,13 +32,10 @@ class RecoveryRule:
     """Whether the chain continues or ends."""
     nudge: str | None = None
     """A user message to continue with; None adds no message."""
-    limit: int | None = 3
+    limit: int | None = Field(default=3, ge=1)
     """Consecutive turns of this kind that are allowed; one more ends the chain. None: no limit."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "then", NextStep(self.then))
-        if self.limit is not None and self.limit < 1:
-            raise ConfigError(f"a recovery rule's limit must be at least 1, not {self.limit}; None means no limit")
         if self.then is NextStep.END and self.nudge is not None:
             raise ConfigError("a recovery rule that ends the chain cannot have a nudge; write then='continue'")
 
@@ -47,7 +46,7 @@ class RecoveryRule:
             return value
         try:
             return cls(value) if isinstance(value, str) else cls(**value)  # type: ignore[arg-type]
-        except (TypeError, ValueError) as error:
+        except (ConfigError, TypeError) as error:
             raise ConfigError(
                 f"{value!r} is not a recovery rule; write 'end', 'continue', or "
                 f"RecoveryRule(then, nudge=…, limit=…) ({error})"
@@ -122,26 +121,21 @@ class StopPolicy:
 _SUCCESSFUL = (CallStatus.OK, CallStatus.SKIPPED)
 
 
-@dataclass(frozen=True, slots=True)
+@record()
 class ChainLimits:
     """Limits of one chain. None means no limit."""
 
-    max_turns: PositiveInt = 10
+    max_turns: int = Field(default=10, strict=True, ge=1)
     """Replies of the model, including summaries."""
-    max_chain_tokens: PositiveInt | None = None
+    max_chain_tokens: int | None = Field(default=None, ge=1)
     """Sampled tokens of the whole chain."""
-    context_length: PositiveInt | None = None
+    context_length: int | None = Field(default=None, ge=1)
     """Tokens of prompt and reply together; the backend's own limit applies as well."""
-    chain_seconds: PositiveFloat | None = None
+    chain_seconds: float | None = Field(default=None, gt=0)
     """Wall-clock seconds of the chain."""
-    max_calls_per_turn: PositiveInt = 64
+    max_calls_per_turn: int = Field(default=64, strict=True, ge=1, le=MAX_CALLS)
     """Tool calls of one reply that are run, up to MAX_CALLS. The first call above the limit is answered with an error
     that states the limit and counts as invalid; it and all later calls are not run."""
-
-    def __post_init__(self) -> None:
-        validate_fields(self)
-        if self.max_calls_per_turn > MAX_CALLS:
-            raise ConfigError(f"max_calls_per_turn must be at most {MAX_CALLS}, not {self.max_calls_per_turn}")
 
 
 def limit_sampling(

@@ -88,7 +88,7 @@ class _Turn:
     request: Request
     messages: Sequence[Message]
     """The history of the request."""
-    shown: Sequence[Mapping[str, Any]]
+    message_dicts: Sequence[Mapping[str, Any]]
     """The history as the agent was shown it."""
     arguments: Mapping[str, Any]
     """The keywords that the agent was called with."""
@@ -123,17 +123,18 @@ class LLMEngine:
         if tools is not None and tools != turn.arguments["tools"]:
             raise ConfigError("the prompt has the tools of the agent; pass others to its constructor, as tools=")
         conversation = [m.to_dict() if isinstance(m, Message) else m for m in messages_list[0]]
-        if conversation != turn.shown:
+        if conversation != turn.message_dicts:
             if turn.num_requests:
                 raise ConfigError("a turn has one history: change it before the first reply of the turn is sampled")
             # An unchanged message is kept as it is recorded: its dict lacks what could not be parsed.
-            recorded = list(zip(turn.shown, turn.messages, strict=True))
+            recorded = list(zip(turn.message_dicts, turn.messages, strict=True))
             turn.messages = [
-                next((message for shown, message in recorded if shown == values), None) or Message.of(values)
+                next((message for message_dict, message in recorded if message_dict == values), None)
+                or Message.of(values)
                 for values in conversation
             ]
             turn.request = turn.replace_history(turn.messages)
-            turn.shown = conversation
+            turn.message_dicts = conversation
 
         request = turn.request
         changes = {name: value for name, value in sampling.items() if value != turn.arguments.get(name, ...)}
@@ -160,13 +161,13 @@ async def sample_batch(
     replace_history: Callable[[Sequence[Message]], Request],
 ) -> tuple[Request, Completion]:
     """Sample one turn with `generate_async(messages_list, **args)`. Returns the request that was sampled, too."""
-    shown = [message.to_dict() for message in messages]
+    message_dicts = [message.to_dict() for message in messages]
     sampling = {name: getattr(request.sampling, name) for name in Sampling.__slots__}
     arguments = {"tools": list(schemas), **sampling}
-    turn = _Turn(request, messages, shown, arguments, replace_history)
+    turn = _Turn(request, messages, message_dicts, arguments, replace_history)
     token = _TURN.set(turn)
     try:
-        replies = await method([copy.deepcopy(shown)], **_select(method, arguments))
+        replies = await method([copy.deepcopy(message_dicts)], **_select(method, arguments))
     finally:
         _TURN.reset(token)
     reply = replies[0] if isinstance(replies, Sequence) and len(replies) == 1 else None

@@ -12,7 +12,7 @@ import io
 import struct
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from importlib.util import find_spec
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 from agentfly.errors import ConfigError, DataError, describe
 from agentfly.extras import require_extra
 from agentfly.types import Content, Image
-from agentfly.validation import validate_fields
+from agentfly.validation import record
 
 COORDINATE_MAX = 1000
 """Tools take coordinates from 0 (left, top) to this (right, bottom), whatever the size of the image in pixels."""
@@ -35,7 +35,7 @@ FETCH_SECONDS = 20.0
 MAX_FETCHED_BYTES = 32 << 20
 
 
-@dataclass(frozen=True, slots=True)
+@record(prefix="image_config: ")
 class ImageConfig:
     """How an agent treats images."""
 
@@ -48,9 +48,7 @@ class ImageConfig:
         names = [field.name for field in fields(cls)]
         if unknown := set(settings) - set(names):
             raise ConfigError(f"image_config has no setting {sorted(unknown)[0]!r}; it has {', '.join(names)}")
-        config = cls(**settings)
-        validate_fields(config, "image_config: ")
-        return config
+        return cls(**settings)
 
 
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
