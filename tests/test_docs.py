@@ -59,3 +59,21 @@ def test_every_environment_variable_is_documented() -> None:
     read = {name for text in texts for match in VARIABLE.findall(text) for name in match if name}
     assert {"AGENTFLY_CACHE", "AGENTFLY_DATA", "OPENAI_API_KEY", "SERPER_API_KEY"} <= read
     assert not {name for name in read if f"`{name}`" not in page}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_tables_and_lists_follow_an_empty_line(page: Path) -> None:
+    """Without it, Markdown shows their rows and items as one paragraph."""
+    joined, in_code, previous = [], False, ""
+    for number, line in enumerate(page.read_text().splitlines(), start=1):
+        if is_fence := line.lstrip().startswith("```"):
+            in_code = not in_code
+        kind = "row" if line.startswith("|") else "item" if re.match(r"- |\d+\. ", line) else "text"
+        if in_code or is_fence:
+            kind = "code"
+        elif line[:1] in ("", " ", "#"):
+            kind = "other"
+        if (kind, previous) in (("row", "text"), ("row", "code"), ("item", "text")):
+            joined.append(f"{number}: {line}")
+        previous = kind
+    assert not joined
