@@ -34,7 +34,7 @@ def trajectory(
         segment.append(Author.HISTORY if number else Author.TASK, [1, 2, 3], turn=where.index(number) if where else 0)
     for turn, (length, at) in enumerate(zip(lengths, where, strict=True)):
         finish = FinishReason.STOP if length else FinishReason.ABORTED
-        built[at].append_completion(Completion([7] * length, [-0.5] * length, [0] * length, finish), _SAID, turn=turn)
+        built[at].append_completion(Completion([7] * length, [-0.5] * length, [0] * length, finish), _REPLY, turn=turn)
         built[at].append(Author.TOOL, (observations or {}).get(turn, [turn, 9]), turn=turn + 1)
     info = {turn: {"state": state} for turn, state in (states or {}).items()}
     turns = tuple(
@@ -46,7 +46,7 @@ def trajectory(
     return Trajectory(Task(()), tuple(s.seal() for s in built), turns, StopReason.ANSWER, "", **kept)
 
 
-_SAID = Message("assistant", "…")
+_REPLY = Message("assistant", "…")
 
 
 def episode(
@@ -71,12 +71,12 @@ def advantages(algorithm: Algorithm, *groups: Sequence[Episode], greedy: Episode
     built_groups = [Group(tuple(group), greedy) for group in groups]
     credits = algorithm.compute_advantages(built_groups)
     return [
-        [_checked(episode, credit) for episode, credit in zip(group.episodes, of_group, strict=True)]
+        [_check_credit(episode, credit) for episode, credit in zip(group.episodes, of_group, strict=True)]
         for group, of_group in zip(built_groups, credits, strict=True)
     ]
 
 
-def _checked(original: Episode, credit: Episode) -> Array:
+def _check_credit(original: Episode, credit: Episode) -> Array:
     for numbers in (credit.advantages, credit.returns or ()):
         for number, piece in zip(numbers, original.segments, strict=False):
             assert number.dtype == np.float32

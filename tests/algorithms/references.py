@@ -25,11 +25,11 @@ Ask = Callable[..., Any]
 def reference(name: str) -> Iterator[Ask]:
     """A process that sees one framework: `ask(function, *arguments)` calls one of the functions below in it."""
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, spawn, initializer=_see, initargs=(str(CACHE / name),)) as process:
+    with ProcessPoolExecutor(1, spawn, initializer=_add_import_path, initargs=(str(CACHE / name),)) as process:
         yield lambda function, *arguments, **more: process.submit(function, *arguments, **more).result(timeout=120)
 
 
-def _see(folder: str) -> None:
+def _add_import_path(folder: str) -> None:
     sys.path.insert(0, folder)  # what it needs comes with it, of other versions than ours
 
 

@@ -26,9 +26,9 @@ def test_turns_from_the_same_state_are_compared() -> None:
     (credits,) = advantages(GiGPO(weight=0.5, gamma=0.5), [a, b, c])
     first, second = [0.5, 0.0, 0.5], [1.0, 0.0]
     steps = [
-        [z(first, 0), z(second, 0), z(second, 0)],
-        [z(first, 1), z(first, 1), z(second, 1)],
-        [z(first, 2), 0.0],
+        [z_score(first, 0), z_score(second, 0), z_score(second, 0)],
+        [z_score(first, 1), z_score(first, 1), z_score(second, 1)],
+        [z_score(first, 2), 0.0],
     ]
     for got, whole, step in zip(credits, chains, steps, strict=True):
         np.testing.assert_allclose(got, whole + 0.5 * np.array(step), **CLOSE)
@@ -45,7 +45,7 @@ def test_state_is_compared_at_whatever_turn_it_is_reached() -> None:
     np.testing.assert_allclose(credits[1], chains[1] + [-0.125, 0.0, -0.25], **CLOSE)
 
 
-def z(numbers: list[float], at: int) -> float:
+def z_score(numbers: list[float], at: int) -> float:
     return (numbers[at] - mean(numbers)) / (stdev(numbers) + 1e-6)
 
 
@@ -100,7 +100,7 @@ def look(at: str) -> str:
 
 
 @reward
-def answered(prediction: str) -> float:
+def says_done(prediction: str) -> float:
     return float(prediction == "Done.")
 
 
@@ -110,7 +110,7 @@ async def test_anchor_states_of_real_chains(strategy: Any) -> None:
     agent = byte_agent(
         [call("walk", to="lake"), call("look", at="fish"), call("look", at="fish"), "Done."],
         tools=[walk, look],
-        reward=answered,
+        reward=says_done,
     )
     chain, twin = map(Episode.from_trajectory, await agent.run("Go.", 5, 2, strategy=strategy))
     assert len(chain.segments) == (4 if strategy == "step" else 1)

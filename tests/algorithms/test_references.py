@@ -19,7 +19,7 @@ from tests.algorithms.references import Ask
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
 
-def _asked(name: str) -> Iterator[Ask]:
+def _start_reference(name: str) -> Iterator[Ask]:
     if not is_there(name):
         pytest.skip(f"{name} is not fetched: python tests/algorithms/fetch.py")
     with references.reference(name) as ask:
@@ -28,12 +28,12 @@ def _asked(name: str) -> Iterator[Ask]:
 
 @pytest.fixture(scope="module")
 def verl() -> Iterator[Ask]:
-    yield from _asked("verl")
+    yield from _start_reference("verl")
 
 
 @pytest.fixture(scope="module")
 def trl() -> Iterator[Ask]:
-    yield from _asked("trl")
+    yield from _start_reference("trl")
 
 
 def batch(seed: int, *, penalized: bool = False) -> list[Group]:
@@ -51,7 +51,7 @@ def batch(seed: int, *, penalized: bool = False) -> list[Group]:
     return [Group(tuple(chain() for _ in range(size)), chain()) for size in random.integers(2, 6, 3)]
 
 
-def padded(rows: list[Array]) -> Array:
+def pad_rows(rows: list[Array]) -> Array:
     return np.stack([np.pad(row, (0, max(map(len, rows)) - len(row))) for row in rows])
 
 
@@ -64,9 +64,9 @@ def as_rows(groups: list[Group]) -> dict[str, Array]:
         reward[np.flatnonzero(mask)[-1]] = chain.total_reward
         reward -= 0 if chain.penalties is None else chain.penalties[0]
     return {
-        "mask": padded(masks),
-        "rewards": padded(rewards),
-        "values": padded([chain.values[0] for chain in episodes if chain.values is not None]),
+        "mask": pad_rows(masks),
+        "rewards": pad_rows(rewards),
+        "values": pad_rows([chain.values[0] for chain in episodes if chain.values is not None]),
         "groups": np.repeat(np.arange(len(groups)), [len(group.episodes) for group in groups]),
     }
 
@@ -92,9 +92,9 @@ def test_advantages_equal_verl(verl: Ask, name: str, algorithm: Algorithm, more:
     more = more | ({"values": rows["values"]} if name == "gae" else {})
     expected, returns = verl(references.verl_advantages, name, rows["rewards"], rows["mask"], rows["groups"], **more)
     credits = [credit for group in algorithm.compute_advantages(groups) for credit in group]
-    np.testing.assert_allclose(padded([credit.advantages[0] for credit in credits]), expected * rows["mask"], **CLOSE)
+    np.testing.assert_allclose(pad_rows([credit.advantages[0] for credit in credits]), expected * rows["mask"], **CLOSE)
     if name == "gae":
-        targets = padded([credit.returns[0] for credit in credits if credit.returns is not None])
+        targets = pad_rows([credit.returns[0] for credit in credits if credit.returns is not None])
         np.testing.assert_allclose(targets, returns * rows["mask"], **CLOSE)
 
 
@@ -109,7 +109,7 @@ def test_remax_equals_verl(verl: Ask, seed: int) -> None:
         references.verl_advantages, "remax", rows["rewards"], rows["mask"], rows["groups"], reward_baselines=greedy
     )
     credits = [credit for group in ReMax().compute_advantages(groups) for credit in group]
-    np.testing.assert_allclose(padded([credit.advantages[0] for credit in credits]), expected * rows["mask"], **CLOSE)
+    np.testing.assert_allclose(pad_rows([credit.advantages[0] for credit in credits]), expected * rows["mask"], **CLOSE)
 
 
 def tokens_of(seed: int, spread: float = 0.4) -> dict[str, Array]:
@@ -201,7 +201,7 @@ def test_adaptive_kl_controller_equals_verl(verl: Ask) -> None:
 @pytest.mark.parametrize("mode", ["truncate", "mask"])
 def test_corrections_equal_verl(verl: Ask, level: str, mode: str, cap: float) -> None:
     rows = tokens_of(1, spread=0.1)
-    weights, cut = corrected(rows, f"{level}-{mode}", cap)
+    weights, cut = correct(rows, f"{level}-{mode}", cap)
     threshold = cap if mode == "truncate" else f"{1 / cap}_{cap}"
     expected = verl(references.verl_correction, rows["old"] - rows["sampled"], rows["mask"], level, threshold)
     np.testing.assert_allclose(weights, expected[rows["mask"] > 0], **CLOSE)
@@ -212,7 +212,7 @@ def test_corrections_equal_verl(verl: Ask, level: str, mode: str, cap: float) ->
 def test_geometric_mask_equals_verls_rejection(verl: Ask) -> None:
     """verl has no geometric weights, but rejects sequences by the geometric mean."""
     rows = tokens_of(1, spread=0.1)
-    weights, cut = corrected(rows, "geometric-mask", 1.03)
+    weights, cut = correct(rows, "geometric-mask", 1.03)
     bounds = f"{1 / 1.03}_1.03"
     kept = verl(references.verl_rejection, rows["old"] - rows["sampled"], rows["mask"], "seq_mean_k1", bounds)
     assert ((weights != 0) == (kept[rows["mask"] > 0] > 0)).all()
@@ -220,7 +220,7 @@ def test_geometric_mask_equals_verls_rejection(verl: Ask) -> None:
     assert not cut.all()
 
 
-def corrected(rows: dict[str, Array], correction: Any, cap: float) -> tuple[Array, Array]:
+def correct(rows: dict[str, Array], correction: Any, cap: float) -> tuple[Array, Array]:
     tokens = as_tokens(rows, "token", 1)
     weights, cut = correction_weights(
         tokens.old_logprobs,
@@ -268,7 +268,7 @@ def test_losses_equal_trl(trl: Ask, kind: str, level: str, surrogate: Any, aggre
         clip = theirs_clip = clip[:2]
     how: Any = "sequence-truncate" if surrogate == "gspo" else "token-truncate"
     correction = np.zeros_like(rows["mask"])
-    correction[rows["mask"] > 0], _ = corrected(rows, how, 1.2)
+    correction[rows["mask"] > 0], _ = correct(rows, how, 1.2)
     trl_rows = rows | {"correction": correction}
     expected, gradient = trl(references.trl_loss, kind, level, trl_rows, theirs_clip, 0.04, 0.0, 11)
     loss = Loss(surrogate, clip, kl_coef=0.04, correction=how, correction_cap=1.2)

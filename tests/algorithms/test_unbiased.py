@@ -102,7 +102,7 @@ def chain(number: int, rule: Any = "broadcast", outcome: bool = False, late: boo
     return replace(built, values=built.scatter_sampled_tokens(np.append(values[1:], 0.0) if late else values))
 
 
-def by(algorithm: Algorithm, scale: float = 1.0, **of_chain: Any) -> Estimator:
+def estimator_of(algorithm: Algorithm, scale: float = 1.0, **of_chain: Any) -> Estimator:
     def estimate(group: Sequence[int]) -> list[list[float]]:
         (rows,) = advantages(algorithm, [chain(n, **of_chain) for n in group], greedy=chain(2, **of_chain))
         return [(scale * row[::2]).tolist() for row in rows]
@@ -113,22 +113,22 @@ def by(algorithm: Algorithm, scale: float = 1.0, **of_chain: Any) -> Estimator:
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("outcome", [False, True], ids=["each turn", "outcome"])
 def test_leave_one_out_baseline_is_unbiased(size: int, outcome: bool) -> None:
-    np.testing.assert_allclose(expected(by(RLOO(), outcome=outcome), size), TRUE, atol=1e-10)
+    np.testing.assert_allclose(expected(estimator_of(RLOO(), outcome=outcome), size), TRUE, atol=1e-10)
 
 
 def test_group_mean_baseline_is_the_same_but_smaller() -> None:
-    np.testing.assert_allclose(expected(by(DrGRPO(), scale=2.0)), TRUE, atol=1e-10)
+    np.testing.assert_allclose(expected(estimator_of(DrGRPO(), scale=2.0)), TRUE, atol=1e-10)
 
 
 def test_a_greedy_chain_is_an_unbiased_baseline() -> None:
-    np.testing.assert_allclose(expected(by(ReMax()), 1), TRUE, atol=1e-10)
+    np.testing.assert_allclose(expected(estimator_of(ReMax()), 1), TRUE, atol=1e-10)
 
 
 def test_wrong_critic_does_not_bias_the_gradient() -> None:
     """With λ = 1, and the value of the state before the token: the one after it has seen what was chosen."""
-    np.testing.assert_allclose(expected(by(PPO(whiten=False)), 1), TRUE, atol=1e-10)
-    assert np.abs(expected(by(PPO(whiten=False), late=True), 1) - TRUE).max() > 1e-2
-    assert np.abs(expected(by(PPO(lam=0.5, whiten=False)), 1) - TRUE).max() > 1e-2
+    np.testing.assert_allclose(expected(estimator_of(PPO(whiten=False)), 1), TRUE, atol=1e-10)
+    assert np.abs(expected(estimator_of(PPO(whiten=False), late=True), 1) - TRUE).max() > 1e-2
+    assert np.abs(expected(estimator_of(PPO(lam=0.5, whiten=False)), 1) - TRUE).max() > 1e-2
 
 
 FAMILIES: list[tuple[float, tuple[int, ...]]] = []
@@ -186,7 +186,7 @@ def test_per_turn_baseline_over_existing_turns_is_biased() -> None:
 @pytest.mark.parametrize("algorithm", [GRPO(), GiGPO(), ReinforcePP(), ReinforcePPBaseline()], ids=lambda a: str(a))
 def test_std_normalization_is_not_a_multiple_of_the_gradient(algorithm: Algorithm) -> None:
     """A standard deviation of the group or the batch depends on what the chain did: biased by design."""
-    gradient = expected(by(algorithm))
+    gradient = expected(estimator_of(algorithm))
     best = (gradient @ TRUE) / (gradient @ gradient)
     assert np.abs(best * gradient - TRUE).max() > 1e-2
 
@@ -196,11 +196,11 @@ def test_std_normalization_is_not_a_multiple_of_the_gradient(algorithm: Algorith
 def test_baseline_changes_the_gradient_of_no_segment_rule(rule: str, outcome: bool) -> None:
     """Whatever a rule credits, comparing with the others from the same turn on leaves its mean as it is."""
     exact = 1e-10 if rule in ("broadcast", "last") else 1e-6  # ninths and thirds are rounded to single precision
-    compared = expected(by(RLOO(), rule=rule, outcome=outcome))
-    np.testing.assert_allclose(compared, expected(credited(rule, outcome), 1), atol=exact)
+    compared = expected(estimator_of(RLOO(), rule=rule, outcome=outcome))
+    np.testing.assert_allclose(compared, expected(credit_by_rule(rule, outcome), 1), atol=exact)
 
 
-def credited(rule: str, outcome: bool) -> Estimator:
+def credit_by_rule(rule: str, outcome: bool) -> Estimator:
     """What the rule credits, without a baseline. Each turn is a segment."""
 
     def estimate(group: Sequence[int]) -> list[list[float]]:
@@ -221,7 +221,7 @@ def credited(rule: str, outcome: bool) -> Estimator:
 
 def test_uniform_segment_reward_is_the_gradient_of_reward_per_segment() -> None:
     by_segment = gradient(lambda n: sum(CHAINS[n][1]) / len(CHAINS[n][0]))
-    np.testing.assert_allclose(expected(by(RLOO(), rule="uniform", outcome=True)), by_segment, atol=1e-6)
+    np.testing.assert_allclose(expected(estimator_of(RLOO(), rule="uniform", outcome=True)), by_segment, atol=1e-6)
 
     def shared_after_comparing(group: Sequence[int]) -> list[list[float]]:
         """The order that is biased: how many segments share the baseline is the chain's own doing."""
@@ -233,4 +233,4 @@ def test_uniform_segment_reward_is_the_gradient_of_reward_per_segment() -> None:
 
 @pytest.mark.parametrize("rule", ["last", "uniform", "geometric"])
 def test_only_broadcast_is_the_gradient_of_the_reward(rule: str) -> None:
-    assert np.abs(expected(by(RLOO(), rule=rule)) - TRUE).max() > 1e-2
+    assert np.abs(expected(estimator_of(RLOO(), rule=rule)) - TRUE).max() > 1e-2

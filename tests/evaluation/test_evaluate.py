@@ -21,12 +21,12 @@ from tests.fakes import byte_agent
 
 
 @reward
-def said_yes(prediction: str) -> float:
+def answers_yes(prediction: str) -> float:
     return float(prediction == "yes")
 
 
 @reward
-def as_said(prediction: str) -> float:
+def answer_as_number(prediction: str) -> float:
     return float(prediction)
 
 
@@ -40,7 +40,7 @@ ROWS = [{"question": f"{i}?", "level": level} for i, level in enumerate([1, 10, 
 
 
 async def test_pass_at_k_rewards_and_columns() -> None:
-    agent = byte_agent(solver, reward=said_yes)
+    agent = byte_agent(solver, reward=answers_yes)
     evaluation = await evaluate(agent, ROWS, chains=4, by="level")
     assert (evaluation.tasks, evaluation.chains, evaluation.unscored) == (3, 12, 0)
     assert evaluation.reward.mean == pytest.approx((1 + 1 / 4 + 0) / 3)
@@ -61,7 +61,7 @@ async def test_pass_at_k_rewards_and_columns() -> None:
 async def test_table_and_json_contain_all_results() -> None:
     from rich.console import Console
 
-    agent = byte_agent(solver, reward=said_yes)
+    agent = byte_agent(solver, reward=answers_yes)
     evaluation = await evaluate(agent, ROWS, chains=2, greedy=True, by=["level"])
     console = Console(width=80)
     with console.capture() as capture:
@@ -85,7 +85,7 @@ async def test_greedy_chains_are_counted_and_have_their_own_figure() -> None:
             temperatures.append(request.sampling.temperature)
             return await super().generate_async(request)
 
-    agent = Watched(template="chatml", reward=said_yes, backend="scripted", backend_config={"script": solver})
+    agent = Watched(template="chatml", reward=answers_yes, backend="scripted", backend_config={"script": solver})
     evaluation = await evaluate(agent, ROWS, chains=2, greedy=True)
     assert sorted(temperatures) == [0.0] * 3 + [1.0] * 6
     assert evaluation.chains == evaluation.to_json()["chains"] == sum(evaluation.stops.values()) == 9
@@ -117,18 +117,18 @@ async def test_first_tasks_are_sampled_first() -> None:
             await second_turn.wait()
         return '<tool_call>{"name": "look", "arguments": {}}</tool_call>' if turn.turn == 0 else "yes"
 
-    agent = byte_agent(Watched(script, slots=1), tools=[look], reward=said_yes)
+    agent = byte_agent(Watched(script, slots=1), tools=[look], reward=answers_yes)
     await evaluate(agent, [{"question": f"{i}?"} for i in range(8)])
     assert sampled[:3] == [("0/0", 0), ("1/0", 0), ("0/0", 1)]
 
 
 async def test_failed_chains_are_counted_as_configured() -> None:
-    def breaks(turn: ScriptedTurn) -> str:
+    def break_second_chain(turn: ScriptedTurn) -> str:
         if turn.chain.endswith("/1"):
             raise BackendFault("the server went away")
         return "yes"
 
-    agent = byte_agent(breaks, reward=said_yes)
+    agent = byte_agent(break_second_chain, reward=answers_yes)
     zero = await evaluate(agent, ROWS, chains=2)
     assert (zero.chains, zero.unscored, zero.reward.mean) == (6, 3, 0.5)
     assert zero.failures == {"the server went away": 3}
@@ -139,7 +139,7 @@ async def test_failed_chains_are_counted_as_configured() -> None:
 
 
 async def test_real_valued_rewards_have_the_interval_of_a_mean() -> None:
-    agent = byte_agent(lambda turn: str(10 * int(turn.chain[0])), reward=as_said)
+    agent = byte_agent(lambda turn: str(10 * int(turn.chain[0])), reward=answer_as_number)
     evaluation = await evaluate(agent, ROWS, threshold=20)
     assert (evaluation.reward.mean, evaluation.success.mean) == (10.0, pytest.approx(1 / 3))
     assert evaluation.reward.low == pytest.approx(10 - 1.96 * 10 / math.sqrt(3), rel=1e-3)
@@ -165,7 +165,7 @@ async def test_invalid_arguments_are_rejected_before_the_start(arguments: dict[s
         return "yes"
 
     with pytest.raises(ConfigError, match=message):
-        await evaluate(byte_agent(script, reward=said_yes), ROWS, **arguments)
+        await evaluate(byte_agent(script, reward=answers_yes), ROWS, **arguments)
     assert asked_for == 0
 
 
@@ -174,15 +174,15 @@ async def test_an_agent_without_a_reward_cannot_be_evaluated() -> None:
         await evaluate(byte_agent("yes"), ROWS)
 
     @reward
-    def needs(answer: str) -> float:
+    def needs_answer(answer: str) -> float:
         return 1.0
 
     with pytest.raises(ConfigError, match="answer"):
-        await evaluate(byte_agent("yes", reward=needs), ROWS)
+        await evaluate(byte_agent("yes", reward=needs_answer), ROWS)
 
 
 async def test_the_seed_is_fixed_unless_one_is_given() -> None:
-    agent = byte_agent(lambda turn: "yes" if turn.random.random() < 0.5 else "no", reward=said_yes)
+    agent = byte_agent(lambda turn: "yes" if turn.random.random() < 0.5 else "no", reward=answers_yes)
     rows = [f"{i}?" for i in range(30)]
     first, second = await evaluate(agent, rows, chains=2), await evaluate(agent, rows, chains=2)
     other = await evaluate(agent, rows, chains=2, sampling={"seed": 7})
@@ -202,7 +202,7 @@ class Shared(Environment):
 
 async def test_resumed_group_releases_its_environment(tmp_path: Path) -> None:
     look = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
-    agent = byte_agent([look, "yes"], tools=[Shared.look], reward=said_yes)
+    agent = byte_agent([look, "yes"], tools=[Shared.look], reward=answers_yes)
     log = tmp_path / "eval.jsonl"
     whole = await evaluate(agent, ROWS, chains=3, log=log)
     lines = log.read_text().splitlines(keepends=True)
@@ -224,7 +224,7 @@ async def test_log_is_resumed_and_a_torn_line_is_cut(tmp_path: Path) -> None:
         return solver(turn)
 
     log = tmp_path / "made" / "eval.jsonl"
-    agent = byte_agent(script, reward=said_yes)
+    agent = byte_agent(script, reward=answers_yes)
     whole = await evaluate(agent, ROWS, chains=4, greedy=True, log=log)
     assert len(ran) == 15
     lines = log.read_bytes().splitlines(keepends=True)
@@ -241,7 +241,7 @@ async def test_log_is_resumed_and_a_torn_line_is_cut(tmp_path: Path) -> None:
 
 async def test_resuming_with_other_settings_is_rejected(tmp_path: Path) -> None:
     log = tmp_path / "eval.jsonl"
-    agent = byte_agent(solver, reward=said_yes)
+    agent = byte_agent(solver, reward=answers_yes)
     await evaluate(agent, ROWS, log=log)
     for changed, message in (
         ({"chains": 2}, "chains=1, not 2"),
@@ -254,7 +254,7 @@ async def test_resuming_with_other_settings_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="tasks="):
         await evaluate(agent, ROWS[:2], log=log)
     with pytest.raises(ConfigError, match="system_prompt="):
-        await evaluate(byte_agent(solver, reward=said_yes, system_prompt="Hm."), ROWS, log=log)
+        await evaluate(byte_agent(solver, reward=answers_yes, system_prompt="Hm."), ROWS, log=log)
     assert await evaluate(agent, ROWS, log=log, threshold=0.5, by="level")  # the figures may change
 
 
@@ -266,7 +266,7 @@ async def test_unscored_chains_are_run_again(tmp_path: Path) -> None:
             raise BackendFault("the server went away")
         return "yes"
 
-    agent = byte_agent(script, reward=said_yes)
+    agent = byte_agent(script, reward=answers_yes)
     assert (await evaluate(agent, ROWS, log=log)).unscored == 1
     up = True
     again = await evaluate(agent, ROWS, log=log)
@@ -276,7 +276,7 @@ async def test_unscored_chains_are_run_again(tmp_path: Path) -> None:
 async def test_foreign_or_locked_log_is_not_changed(tmp_path: Path) -> None:
     from agentfly.evaluation import EvalLog
 
-    agent, other = byte_agent(solver, reward=said_yes), tmp_path / "other.jsonl"
+    agent, other = byte_agent(solver, reward=answers_yes), tmp_path / "other.jsonl"
     other.write_text('{"question": "?"}\n')
     with pytest.raises(ConfigError, match="is not an evaluation"):
         await evaluate(agent, ROWS, log=other)
@@ -289,11 +289,11 @@ async def test_foreign_or_locked_log_is_not_changed(tmp_path: Path) -> None:
 
 async def test_chain_that_is_not_json_is_logged_without_its_trajectory(tmp_path: Path) -> None:
     @reward
-    def odd(prediction: str) -> dict[str, Any]:
+    def report_object(prediction: str) -> dict[str, Any]:
         return {"reward": 1.0, "what": object()}
 
     log = tmp_path / "eval.jsonl"
-    agent = byte_agent("yes", reward=odd)
+    agent = byte_agent("yes", reward=report_object)
     whole = await evaluate(agent, ROWS, log=log)
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert "'what' holds a object" in lines[1]["lost"]
@@ -314,7 +314,7 @@ async def test_a_cancelled_evaluation_stops_its_chains_and_frees_the_log(tmp_pat
             ended += 1
         return "no"
 
-    log, agent = tmp_path / "eval.jsonl", byte_agent(script, reward=said_yes)
+    log, agent = tmp_path / "eval.jsonl", byte_agent(script, reward=answers_yes)
     running = asyncio.create_task(evaluate(agent, ROWS, log=log))
     await started.wait()
     while log.read_bytes().count(b"\n") < 2:
@@ -323,14 +323,14 @@ async def test_a_cancelled_evaluation_stops_its_chains_and_frees_the_log(tmp_pat
     with pytest.raises(asyncio.CancelledError):
         await running
     assert ended == 2
-    evaluation: Evaluation = await evaluate(byte_agent("yes", reward=said_yes), ROWS, log=log)
+    evaluation: Evaluation = await evaluate(byte_agent("yes", reward=answers_yes), ROWS, log=log)
     assert evaluation.reward.mean == 1.0
 
 
 async def test_observer_gets_every_chain_and_its_exception_ends_the_evaluation() -> None:
     seen: list[Event] = []
-    await evaluate(byte_agent(solver, reward=said_yes), ROWS, observer=seen.append)
+    await evaluate(byte_agent(solver, reward=answers_yes), ROWS, observer=seen.append)
     assert sum(isinstance(event, ChainEnded) for event in seen) == 3
     for raises in ({"on_result": lambda result: 1 / 0}, {"observer": lambda event: 1 / 0}):
         with pytest.raises(ZeroDivisionError):
-            await evaluate(byte_agent(solver, reward=said_yes), ROWS, **raises)  # type: ignore[arg-type]
+            await evaluate(byte_agent(solver, reward=answers_yes), ROWS, **raises)  # type: ignore[arg-type]

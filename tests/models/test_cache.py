@@ -63,14 +63,14 @@ def read_files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != MANIFEST}
 
 
-def left_beside(cache: Path) -> list[str]:
+def list_leftovers(cache: Path) -> list[str]:
     return [path.name for path in cache.iterdir() if path.name not in ("slow-1", ".slow-1.lock")]
 
 
 def test_model_is_built_once_without_leftovers(cache: Path) -> None:
     folder = prepare_model(model())
     assert read_files(folder) == CONTENTS
-    assert not left_beside(cache)
+    assert not list_leftovers(cache)
 
     def never(folder: Path, scratch: Path) -> None:
         raise AssertionError("it is prepared already")
@@ -87,13 +87,13 @@ def test_killed_build_leaves_no_model(cache: Path) -> None:
             process.stdout.readline()
             time.sleep(chance.uniform(0, 1.0))
             process.kill()
-        half_made += bool(left_beside(cache))
+        half_made += bool(list_leftovers(cache))
         assert find_fault(model()) in ("", "it is not prepared")
         if not find_fault(model()):
             assert read_files(model().folder) == CONTENTS
     assert half_made  # else nothing was interrupted, and nothing shown
     assert read_files(prepare_model(model())) == CONTENTS
-    assert not left_beside(cache)
+    assert not list_leftovers(cache)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
@@ -102,10 +102,10 @@ def test_next_process_builds_after_a_kill(cache: Path, how: signal.Signals) -> N
         while not list(cache.glob(".slow-1.part-*/model/model.safetensors")):
             time.sleep(0.01)
         process.send_signal(how)
-    assert bool(left_beside(cache)) == (how is signal.SIGKILL)
+    assert bool(list_leftovers(cache)) == (how is signal.SIGKILL)
     assert find_fault(model()) == "it is not prepared"
     assert read_files(prepare_model(model())) == CONTENTS
-    assert not left_beside(cache)
+    assert not list_leftovers(cache)
 
 
 def test_two_processes_build_once() -> None:
@@ -139,12 +139,12 @@ def test_failed_build_raises_and_leaves_nothing(cache: Path) -> None:
 
     with pytest.raises(ConfigError, match="no network"):
         prepare_model(model(failing))
-    assert not left_beside(cache)
+    assert not list_leftovers(cache)
     assert find_fault(model()) == "it is not prepared"
     assert read_files(prepare_model(model())) == CONTENTS
 
 
-def cut_short(folder: Path) -> None:
+def truncate_weights(folder: Path) -> None:
     os.truncate(folder / "model.safetensors", 7)
 
 
@@ -164,7 +164,7 @@ def half_a_manifest(folder: Path) -> None:
     os.truncate(folder / MANIFEST, 20)
 
 
-@pytest.mark.parametrize("damage", [cut_short, remove_config, no_manifest, odd_manifest, half_a_manifest])
+@pytest.mark.parametrize("damage", [truncate_weights, remove_config, no_manifest, odd_manifest, half_a_manifest])
 def test_damaged_model_is_reported_and_rebuilt(
     damage: Callable[[Path], None], cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -175,7 +175,7 @@ def test_damaged_model_is_reported_and_rebuilt(
     assert read_files(prepare_model(model())) == CONTENTS
     assert fault in caplog.text
     assert not find_fault(model(), thorough=True)
-    assert not left_beside(cache)
+    assert not list_leftovers(cache)
 
 
 def test_thorough_check_finds_a_changed_byte() -> None:

@@ -34,11 +34,11 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def a_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def local_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """A server at the hub's address that records the requested paths."""
     requests: list[str] = []
 
-    class Answers(http.server.BaseHTTPRequestHandler):
+    class HubHandler(http.server.BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:
             requests.append(self.path)
             self.send_error(404)
@@ -46,7 +46,7 @@ def a_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         def log_message(self, *args: object) -> None:
             """Log nothing."""
 
-    with http.server.HTTPServer(("127.0.0.1", 0), Answers) as server:
+    with http.server.HTTPServer(("127.0.0.1", 0), HubHandler) as server:
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{server.server_port}")
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -72,10 +72,10 @@ def test_bytes_tokenizer_needs_no_model(no_hub: None) -> None:
     assert models.resolve("bytes") == "bytes"
 
 
-def test_hub_name_is_returned_if_the_hub_answers(a_hub: list[str]) -> None:
+def test_hub_name_is_returned_if_the_hub_answers(local_hub: list[str]) -> None:
     assert models.resolve("Qwen/Qwen2.5-0.5B") == "Qwen/Qwen2.5-0.5B"
     assert models.resolve("Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B"
-    assert len(a_hub) == 1  # it is asked once
+    assert len(local_hub) == 1  # it is asked once
 
 
 def test_unreachable_hub_error_names_alternatives(no_hub: None) -> None:

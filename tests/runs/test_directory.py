@@ -187,12 +187,12 @@ def test_resuming_completes_an_interrupted_truncation(tmp_path: Path, monkeypatc
 def _stop_at(name: str):  # type: ignore[no-untyped-def]
     from agentfly.runs.files import write_atomic
 
-    def stopping(path: Path, data: bytes) -> None:
+    def stop(path: Path, data: bytes) -> None:
         if path.name == name:
             raise KeyboardInterrupt
         write_atomic(path, data)
 
-    return stopping
+    return stop
 
 
 @pytest.mark.parametrize("torn", [b'{"step": 3, "rew', b'{"step": 3, "steps": 10}', b"\x00\x00\x00"])

@@ -25,33 +25,33 @@ RECORDS = [
 ]
 
 
-class Kept:
+class RecordingLogger:
     """A logger that records its calls, and fails where it is asked to."""
 
     def __init__(self, fails: str = "") -> None:
         self.calls: list[str] = []
         self._fails = fails
 
-    def _tell(self, what: str) -> None:
+    def _record(self, what: str) -> None:
         self.calls.append(what)
         if what == self._fails:
             raise RuntimeError(f"no {what} today")
 
     def start(self, config: Mapping[str, Any]) -> None:
-        self._tell("start")
+        self._record("start")
 
     def progress(self, progress: Progress) -> None:
-        self._tell("progress")
+        self._record("progress")
 
     def step(self, record: StepRecord) -> None:
-        self._tell("step")
+        self._record("step")
 
     def close(self) -> None:
-        self._tell("close")
+        self._record("close")
 
 
 def test_failing_logger_is_dropped_and_the_others_continue(caplog: pytest.LogCaptureFixture) -> None:
-    good, bad = Kept(), Kept("step")
+    good, bad = RecordingLogger(), RecordingLogger("step")
     loggers = RunLoggers({"bad": bad, "good": good})
     loggers.start({})
     with caplog.at_level(logging.WARNING):
@@ -67,7 +67,7 @@ def test_failing_logger_is_dropped_and_the_others_continue(caplog: pytest.LogCap
 
 
 def test_logger_that_cannot_start_is_an_error_and_closes_the_others() -> None:
-    good, bad = Kept(), Kept("start")
+    good, bad = RecordingLogger(), RecordingLogger("start")
     with pytest.raises(RuntimeError, match="no start today"):
         RunLoggers({"good": good, "bad": bad}).start({})
     assert good.calls == ["start", "close"]
@@ -254,7 +254,7 @@ def test_wandb_keeps_a_run_offline_and_resumes_it(tmp_path: Path, offline: None)
 EVIL = "<script>alert(1)</script> **bold**"
 
 
-def evaluated_run(path: Path) -> RunWriter:
+def create_evaluated_run(path: Path) -> RunWriter:
     run = RunWriter.create(path, {})
     chains = [chain(f"{task}/{number}", task / 10, says=f"{EVIL} {task}") for task in range(10) for number in range(2)]
     run.write_trajectories(0, chains, held_out=True)
@@ -262,7 +262,7 @@ def evaluated_run(path: Path) -> RunWriter:
 
 
 def test_a_few_chains_are_logged_from_the_lowest_reward_to_the_highest(tmp_path: Path) -> None:
-    with evaluated_run(tmp_path) as run:
+    with create_evaluated_run(tmp_path) as run:
         assert [sampled.id for sampled in sample_chains(run, 0)] == ["0/0", "3/0", "6/0", "9/0"]
         assert sample_chains(run, 1) == []
         (html, markdown) = (
@@ -278,7 +278,7 @@ def test_a_few_chains_are_logged_from_the_lowest_reward_to_the_highest(tmp_path:
 
 def test_tensorboard_gets_chains(tmp_path: Path) -> None:
     pytest.importorskip("tensorboardX", reason="tensorboardX is not installed: pip install 'agentfly-rl[tensorboard]'")
-    with evaluated_run(tmp_path) as run:
+    with create_evaluated_run(tmp_path) as run:
         loggers = open_loggers(["tensorboard"], run)
         loggers.start({})
         loggers.step(RECORDS[0])
@@ -295,7 +295,7 @@ def test_tensorboard_gets_chains(tmp_path: Path) -> None:
 
 @pytest.mark.integration
 def test_wandb_gets_a_table_of_chains(tmp_path: Path, offline: None) -> None:
-    with evaluated_run(tmp_path / "run") as run:
+    with create_evaluated_run(tmp_path / "run") as run:
         loggers = open_loggers(["wandb"], run)
         loggers.start({})
         loggers.step(RECORDS[0])
@@ -330,7 +330,7 @@ def test_mlflow_keeps_one_run_over_a_resume(tmp_path: Path, monkeypatch: pytest.
     mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed: pip install 'agentfly-rl[mlflow]'")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.chdir(tmp_path)  # where MLflow stores without a server
-    with evaluated_run(tmp_path / "run") as run:
+    with create_evaluated_run(tmp_path / "run") as run:
         for part in (RECORDS, RECORDS[1:2]):
             loggers = open_loggers(["mlflow"], run)
             loggers.start({"model": "tiny", "optimizer": {"learning_rate": 1.0}})

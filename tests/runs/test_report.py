@@ -43,7 +43,7 @@ class Page(HTMLParser):
         self.text += data
 
 
-def run_in(path: Path) -> RunWriter:
+def create_run(path: Path) -> RunWriter:
     run = RunWriter.create(path, {"recipe": f"{EVIL}.py", "model": "tiny"})
     run.append(StepRecord(0, 10, eval=EvalFigures(0.25, 0.1, 0.4, 2)))
     run.append(step(1, 0.4, metrics={"chains": 8.0}))
@@ -62,7 +62,7 @@ def run_in(path: Path) -> RunWriter:
 
 
 def test_page_summarizes_the_run(tmp_path: Path) -> None:
-    with run_in(tmp_path) as run:
+    with create_run(tmp_path) as run:
         write_report(run)
     page = Page(run.report.read_text(encoding="utf-8"))
     for part in (
@@ -83,7 +83,7 @@ def test_page_summarizes_the_run(tmp_path: Path) -> None:
 
 
 def test_model_text_is_escaped_in_the_page(tmp_path: Path) -> None:
-    with run_in(tmp_path) as run:
+    with create_run(tmp_path) as run:
         write_report(run)
         write_report(run, lambda ids: f"{EVIL}{len(ids)}")
     page = Page(run.report.read_text(encoding="utf-8"))
@@ -95,7 +95,7 @@ def test_model_text_is_escaped_in_the_page(tmp_path: Path) -> None:
 
 
 def test_with_a_tokenizer_the_tokens_are_shown_by_author(tmp_path: Path) -> None:
-    with run_in(tmp_path) as run:
+    with create_run(tmp_path) as run:
         write_report(run, lambda ids: f"⟨{' '.join(map(str, ids))}⟩")
     text = run.report.read_text()
     assert '<span class="bold green" title="model">⟨0 1 2⟩</span>' in text
@@ -116,7 +116,7 @@ def test_page_of_an_empty_run(tmp_path: Path) -> None:
 
 def test_page_without_matplotlib_names_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
-    with run_in(tmp_path) as run:
+    with create_run(tmp_path) as run:
         write_report(run)
     assert "needs matplotlib" in Page(run.report.read_text()).text
 
@@ -190,7 +190,7 @@ def test_command_reports_a_run_under_way_and_one_without_steps(tmp_path: Path) -
 
     from agentfly.cli.app import app
 
-    with run_in(tmp_path / "busy") as run, RunWriter.create(tmp_path / "empty", {"steps": 5}):
+    with create_run(tmp_path / "busy") as run, RunWriter.create(tmp_path / "empty", {"steps": 5}):
         for name in ("busy", "empty"):
             result = CliRunner().invoke(app, ["report", str(tmp_path / name)])
             assert result.exit_code == 0, result.output

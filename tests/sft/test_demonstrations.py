@@ -97,12 +97,12 @@ class FarPlain(Plain):
 
 
 @reward
-def lit(env: Lamp) -> float:
+def is_lit(env: Lamp) -> float:
     return float(env.on)
 
 
 async def test_chains_below_the_threshold_are_dropped_and_counted_with_the_reason() -> None:
-    agent = byte_agent("unheard", tools=[Lamp], reward=lit)
+    agent = byte_agent("unheard", tools=[Lamp], reward=is_lit)
     demonstrations = await demonstrate(agent, ["bright", "lazy", "dark", "bright"])
     assert [chain.group for chain in demonstrations.accepted] == [0, 3]
     assert [chain.group for chain in demonstrations.rejected] == [1, 2]
@@ -118,7 +118,7 @@ async def test_chains_below_the_threshold_are_dropped_and_counted_with_the_reaso
 @pytest.mark.integration
 @pytest.mark.parametrize("kind", [Plain, Far, FarPlain])
 async def test_expert_may_be_a_plain_function_in_another_process(kind: type[Lamp]) -> None:
-    agent = byte_agent("unheard", tools=[kind], reward=lit)
+    agent = byte_agent("unheard", tools=[kind], reward=is_lit)
     demonstrations = await demonstrate(agent, ["bright"])
     await agent.close()
     (chain,) = demonstrations.accepted
@@ -140,7 +140,7 @@ async def test_hanging_expert_fails_only_its_chain() -> None:
 
 
 async def test_invalid_expert_action_is_reported() -> None:
-    agent = byte_agent("unheard", tools=[Lamp], reward=lit)
+    agent = byte_agent("unheard", tools=[Lamp], reward=is_lit)
     with pytest.raises(ConfigError, match=r"Lamp.expert returned 7; it must return a ToolCall or the final answer"):
         await demonstrate(agent, ["bright", "odd"])
     with pytest.raises(ConfigError, match="it calls 'light', which is not a tool of the agent; there are switch"):
@@ -176,7 +176,7 @@ async def test_cancelling_releases_every_environment() -> None:
             await asyncio.sleep(60)
             return "done"
 
-    agent = byte_agent("unheard", tools=[Slow], reward=lit)
+    agent = byte_agent("unheard", tools=[Slow], reward=is_lit)
     running = asyncio.create_task(demonstrate(agent, ["a", "b", "c"]))
     await waiting.wait()
     running.cancel()
@@ -192,7 +192,7 @@ async def test_format_of_a_custom_agent_is_rendered_as_text_or_rejected() -> Non
             return "Thought: so\nFinal Answer: done" if self.on else "Thought: on\nAction: switch\nInput: {}"
 
     def react(kind: type[Lamp]) -> ReactAgent:
-        return ReactAgent(template="chatml", backend=ScriptedBackend("x"), tools=[kind], reward=lit)
+        return ReactAgent(template="chatml", backend=ScriptedBackend("x"), tools=[kind], reward=is_lit)
 
     (chain,) = (await demonstrate(react(Spoken), "bright")).accepted
     assert chain.prediction == "done"

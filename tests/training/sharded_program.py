@@ -70,7 +70,7 @@ def catch_gradients(optimizer: Any, caught: dict[str, torch.Tensor], prefix: str
     return catch
 
 
-def given(learner: LocalLearner) -> list[Sample]:
+def build_samples(learner: LocalLearner) -> list[Sample]:
     batch = samples(*LENGTHS, temperature=0.9)
     if takes_images(learner.model):
         segments = make_segments(open_template(Path(learner.model.config.name_or_path)))
@@ -86,7 +86,7 @@ def given(learner: LocalLearner) -> list[Sample]:
 
 def exercise(learner: LocalLearner, folder: Path, *, brief: bool = False) -> dict[str, Any]:
     """Score, update and save; everything that came of it. brief: score and update once."""
-    batch = given(learner)
+    batch = build_samples(learner)
     segments = [sample.segment for sample in batch]
     outcome: dict[str, Any] = {"scores": learner.score(segments, 0.9)}
     if learner._teacher is not None:
@@ -110,7 +110,7 @@ def resume(learner: LocalLearner, folder: Path, state: Any) -> dict[str, Any]:
     """Load what another layout wrote, and update once more."""
     learner.load(folder)
     learner.load_state_dict(*state)
-    metrics = learner.update(given(learner))
+    metrics = learner.update(build_samples(learner))
     return {"metrics": metrics, "weights": {name: weight.clone() for name, weight in learner.weights(merged=True)}}
 
 

@@ -9,14 +9,14 @@ from agentfly.training.batch import Sample, split_micro_batches, split_mini_batc
 from tests.training.pieces import piece, sample
 
 
-def made(tokens: list[int], mask: list[int]) -> SegmentArrays:
+def build_segment(tokens: list[int], mask: list[int]) -> SegmentArrays:
     ids, zeros = np.array(tokens, np.int32), np.zeros(len(tokens), np.float32)
     return SegmentArrays(ids, np.array(mask, bool), zeros, ids * 0, ids * 0)
 
 
 def test_logits_are_taken_before_each_sampled_token_and_trailing_tokens_are_dropped() -> None:
-    chain = made([10, 11, 12, 20, 21, 30, 31, 22, 23, 32], [0, 0, 0, 1, 1, 0, 0, 1, 1, 0])
-    got = [chain, made([5, 6], [0, 1])]
+    chain = build_segment([10, 11, 12, 20, 21, 30, 31, 22, 23, 32], [0, 0, 0, 1, 1, 0, 0, 1, 1, 0])
+    got = [chain, build_segment([5, 6], [0, 1])]
     assert [arrays.input_ids.tolist() for arrays in got] == [[10, 11, 12, 20, 21, 30, 31, 22], [5]]
     assert [arrays.positions.tolist() for arrays in got] == [[2, 3, 6, 7], [0]]
     assert [arrays.num_sampled_tokens for arrays in got] == [4, 1]
@@ -25,7 +25,7 @@ def test_logits_are_taken_before_each_sampled_token_and_trailing_tokens_are_drop
 
 def test_a_first_token_cannot_have_been_sampled() -> None:
     with pytest.raises(RecordError, match="nothing before it"):
-        _ = made([1, 2], [1, 1]).positions
+        _ = build_segment([1, 2], [1, 1]).positions
 
 
 @pytest.mark.parametrize("field", ["advantages", "returns", "reference_logprobs", "old_logprobs"])

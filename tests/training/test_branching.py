@@ -27,12 +27,12 @@ class Presser(HFAgent):
 
 
 @reward
-def shown(env: Counter) -> float:
+def count_presses(env: Counter) -> float:
     return env.shown / 20
 
 
 def agent(**model: Any) -> HFAgent:
-    return Presser(**model, tools=[Counter], reward=shown)
+    return Presser(**model, tools=[Counter], reward=count_presses)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ TASKS = [Task.of({"question": f"q{number}", "number": number}, str(number)) for 
 
 
 @reward
-def solved(prediction: str, number: int) -> float:
+def reward_odd_numbers(prediction: str, number: int) -> float:
     return float(number % 2)
 
 
@@ -40,7 +40,9 @@ async def sample_predictions(steps: list[int], **fields: Any) -> list[tuple[str,
     config = build_config(**fields)
     batches = []
     for step in steps:
-        collector = StepCollector(byte_agent(pick_number, reward=solved), TaskSampler(TASKS, 0), config, lambda _: None)
+        collector = StepCollector(
+            byte_agent(pick_number, reward=reward_odd_numbers), TaskSampler(TASKS, 0), config, lambda _: None
+        )
         batches.append(tuple(chain.prediction for chain in (await collector.collect(step)).trajectories))
     return batches
 
@@ -71,7 +73,7 @@ async def test_groups_of_later_rounds_have_numbers_and_seeds_of_their_own() -> N
 async def test_rewards_of_a_step_reach_the_task_sampler() -> None:
     config = build_config(zero_variance="avoid", tasks_per_step=4)
     sampler = DifficultySampler(TASKS, seed=0)
-    collector = StepCollector(byte_agent("ok", reward=solved), sampler, config, lambda _: None)
+    collector = StepCollector(byte_agent("ok", reward=reward_odd_numbers), sampler, config, lambda _: None)
     await collector.collect(1)
     # Successes and failures of each task, with one of each as the prior: 2 chains, all with the same reward.
     assert sampler.state_dict()["counts"] == {str(n): [3.0, 1.0] if n % 2 else [1.0, 3.0] for n in range(4)}
@@ -81,7 +83,7 @@ async def test_rewards_of_a_step_reach_the_task_sampler() -> None:
 def test_resumed_rollout_discards_groups_of_later_weights(tmp_path: Path, version: int, kept: bool) -> None:
     """A checkpoint of step 1 without the journal: weights of version 2 are trained once more, to other values."""
     config = build_config(async_training={"max_staleness": 1}, loss={"correction": "token-truncate"})
-    agent = byte_agent("ok", reward=solved)
+    agent = byte_agent("ok", reward=reward_odd_numbers)
     sampler = TaskSampler(TASKS, 0, position=2)
     collector = AsyncCollector(agent, sampler, config, lambda _: None, tmp_path / "rollout.jsonl")
     chains = [trajectory([3], group=0, chain=number).to_json() for number in range(2)]

@@ -416,13 +416,13 @@ def test_divergence_from_the_reference_is_measured_from_the_second_update_on() -
 # ── adapters ──
 
 
-def adapted(seed: int = 0) -> Any:
+def model_with_adapters(seed: int = 0) -> Any:
     pytest.importorskip("peft", reason="LoRA needs peft: pip install 'agentfly-rl[train]'")
     return add_lora(model_of(), 4, seed=seed)
 
 
 def test_adapters_alone_are_trained_and_the_reference_is_the_model_without_them() -> None:
-    model, pieces = adapted(), [piece(length) for length in LENGTHS]
+    model, pieces = model_with_adapters(), [piece(length) for length in LENGTHS]
     base = make_learner(model_of()).score(pieces, 1.0)
     learner = make_learner(model, reference=True)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
@@ -436,14 +436,14 @@ def test_adapters_alone_are_trained_and_the_reference_is_the_model_without_them(
 
 
 def test_adapters_are_saved_alone_loaded_and_merged(tmp_path: Path) -> None:
-    model, pieces = adapted(), [piece(20)]
+    model, pieces = model_with_adapters(), [piece(20)]
     learner = make_learner(model)
     learner.update(samples(*LENGTHS))
     learner.save(tmp_path / "adapter")
     assert (tmp_path / "adapter" / "adapter_model.safetensors").stat().st_size < 200_000
     listed = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["target_modules"]
     assert listed == sorted(listed)
-    other = make_learner(adapted(seed=1))
+    other = make_learner(model_with_adapters(seed=1))
     other.load(tmp_path / "adapter")
     np.testing.assert_array_equal(other.score(pieces, 1.0)[0], learner.score(pieces, 1.0)[0])
     copy.deepcopy(model).merge_and_unload().save_pretrained(tmp_path / "merged")

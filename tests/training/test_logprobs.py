@@ -70,28 +70,28 @@ def test_gradient_equals_finite_differences(scale: float, softcap: float | None,
     tokens, heat = torch.randint(0, 7, (5,)), torch.tensor([1.0, 0.5, 0.0, 2.0, 1.0], dtype=torch.double)
     logprobs.LOGITS["cpu"], before = 28, logprobs.LOGITS["cpu"]  # four rows at a time, two with a teacher
 
-    def scored(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def score_inputs(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         head = Head(weight, bias if biased else None, scale, softcap)
         return torch.stack(score(hidden, head, tokens, heat)[:2])
 
-    def compared(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def score_with_teacher(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         head = Head(weight, bias if biased else None, scale, softcap)
         teacher = teacher_hidden, Head(teacher_weight, None, scale, softcap)
         return torch.stack(score(hidden, head, tokens, heat, teacher))
 
     try:
         inputs = [tensor.requires_grad_() for tensor in (hidden, weight, bias)]
-        assert torch.autograd.gradcheck(scored, inputs)
+        assert torch.autograd.gradcheck(score_inputs, inputs)
         head = Head(weight, bias if biased else None, scale, softcap)
         expected = torch.stack(score_logits(head.logits(hidden), tokens, heat))
-        torch.testing.assert_close(scored(*inputs), expected)
-        assert torch.autograd.gradcheck(compared, inputs)
+        torch.testing.assert_close(score_inputs(*inputs), expected)
+        assert torch.autograd.gradcheck(score_with_teacher, inputs)
         student_logprobs = (head.logits(hidden) / heat.where(heat > 0, 1)[:, None]).log_softmax(-1)
         # The teacher's last two rows pad its vocabulary.
         teacher_logprobs = Head(teacher_weight[:7], None, scale, softcap).logits(teacher_hidden)
         teacher_logprobs = (teacher_logprobs / heat.where(heat > 0, 1)[:, None]).log_softmax(-1)
         divergence = (student_logprobs.exp() * (student_logprobs - teacher_logprobs)).sum(-1)
-        torch.testing.assert_close(compared(*inputs), torch.cat([expected, divergence[None]]))
+        torch.testing.assert_close(score_with_teacher(*inputs), torch.cat([expected, divergence[None]]))
     finally:
         logprobs.LOGITS["cpu"] = before
 

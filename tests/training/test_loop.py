@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("vowels_model")
 
 
 @pytest.fixture(scope="module")
-def finished(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished_run(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of three steps with all its checkpoints; a test that changes it copies it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VOWELS_MODEL", str(small_model))
@@ -43,9 +43,9 @@ def finished(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @pytest.fixture
-def copied(finished: Path, tmp_path: Path) -> Path:
+def copied_run(finished_run: Path, tmp_path: Path) -> Path:
     """A copy of the finished run."""
-    return Path(shutil.copytree(finished, tmp_path / "run"))
+    return Path(shutil.copytree(finished_run, tmp_path / "run"))
 
 
 def run(folder: Path, *changes: str) -> RunDirectory:
@@ -114,8 +114,8 @@ def test_every_setting_runs_and_leaves_a_complete_run(tmp_path: Path, changes: l
     assert directory.curve.is_file()
 
 
-def test_contents_of_a_run_directory(finished: Path, small_model: Path) -> None:
-    directory = RunDirectory(finished)
+def test_contents_of_a_run_directory(finished_run: Path, small_model: Path) -> None:
+    directory = RunDirectory(finished_run)
     assert directory.config["optimizer"]["learning_rate"] == 2e-2
     records = directory.records()
     assert [record.step for record in records] == [0, 1, 2, 3]
@@ -195,8 +195,8 @@ def _steps(folder: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def test_finished_run_is_not_resumed(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    resume_run(finished, None)
+def test_finished_run_is_not_resumed(finished_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    resume_run(finished_run, None)
     assert "is finished" in " ".join(capsys.readouterr().out.split())
 
 
@@ -217,14 +217,14 @@ def test_finished_run_goes_on_with_more_steps(tmp_path: Path) -> None:
         ("optimizer.schedule=linear", "was started with optimizer.schedule='constant'"),
     ],
 )
-def test_resume_refuses_changes_that_are_not_safe(finished: Path, change: str, message: str) -> None:
+def test_resume_refuses_changes_that_are_not_safe(finished_run: Path, change: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        resume_run(finished, None, [change])
+        resume_run(finished_run, None, [change])
 
 
 @pytest.mark.parametrize("phase", ["rollout", "update", "evaluate"])
 async def test_cancelled_run_resumes_with_the_same_result(
-    finished: Path, tmp_path: Path, phase: str, monkeypatch: pytest.MonkeyPatch
+    finished_run: Path, tmp_path: Path, phase: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cancel the second step in each phase: a rollout is abandoned, an update finished, an evaluation left out."""
     changes = {"steps": 3, "checkpoint.every": 10, "loggers": ()}
@@ -247,7 +247,7 @@ async def test_cancelled_run_resumes_with_the_same_result(
     await Trainer.resume(plan, tmp_path / "run").run()
     trained = [
         [{name: value for name, value in line.items() if not name.startswith("eval/")} for line in figures(run)]
-        for run in (RunDirectory(finished), RunDirectory(tmp_path / "run"))
+        for run in (RunDirectory(finished_run), RunDirectory(tmp_path / "run"))
     ]
     assert trained[0] == trained[1]
 
@@ -299,21 +299,21 @@ def test_more_steps_stretch_a_schedule_that_ends(tmp_path: Path, caplog: pytest.
     assert "optimizer.schedule=linear is stretched from 2 to 4 steps: the learning rate continues at 0.2" in caplog.text
 
 
-def test_run_can_resume_from_an_earlier_step(finished: Path, copied: Path) -> None:
-    resume_run(copied, 1)
-    assert figures(RunDirectory(copied)) == figures(RunDirectory(finished))
+def test_run_can_resume_from_an_earlier_step(finished_run: Path, copied_run: Path) -> None:
+    resume_run(copied_run, 1)
+    assert figures(RunDirectory(copied_run)) == figures(RunDirectory(finished_run))
 
 
-def test_resume_that_fails_removes_nothing(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_that_fails_removes_nothing(copied_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, sharded: bool) -> None:
         raise ConfigError("no memory")
 
     monkeypatch.setattr("agentfly.training.trainer.build_learner_and_agent", fail)
-    before = {path: path.read_bytes() for path in copied.rglob("*") if path.is_file() and path.name != ".lock"}
+    before = {path: path.read_bytes() for path in copied_run.rglob("*") if path.is_file() and path.name != ".lock"}
     with pytest.raises(ConfigError, match="no memory"):
-        resume_run(copied, 1)
+        resume_run(copied_run, 1)
     assert {path: path.read_bytes() for path in before if path.exists()} == before
-    RunWriter.open(copied).close()  # it is not locked
+    RunWriter.open(copied_run).close()  # it is not locked
 
 
 def test_agent_that_cannot_be_trained_is_closed_with_the_learner(
@@ -329,16 +329,16 @@ def test_agent_that_cannot_be_trained_is_closed_with_the_learner(
     assert not (tmp_path / "run").exists()
 
 
-def test_resumed_run_that_is_killed_again_is_unfinished(copied: Path) -> None:
-    RunWriter.resume(copied, 1).close()
-    assert not RunDirectory(copied).report.exists()
+def test_resumed_run_that_is_killed_again_is_unfinished(copied_run: Path) -> None:
+    RunWriter.resume(copied_run, 1).close()
+    assert not RunDirectory(copied_run).report.exists()
 
 
-def test_run_stopped_before_its_first_checkpoint_starts_over(finished: Path, copied: Path) -> None:
-    shutil.rmtree(copied / "checkpoints")
-    (copied / "report.html").unlink()
-    resume_run(copied, None)
-    assert figures(RunDirectory(copied)) == figures(RunDirectory(finished))
+def test_run_stopped_before_its_first_checkpoint_starts_over(finished_run: Path, copied_run: Path) -> None:
+    shutil.rmtree(copied_run / "checkpoints")
+    (copied_run / "report.html").unlink()
+    resume_run(copied_run, None)
+    assert figures(RunDirectory(copied_run)) == figures(RunDirectory(finished_run))
 
 
 def test_unusable_row_is_reported_before_the_first_step(tmp_path: Path) -> None:
@@ -384,13 +384,13 @@ def test_run_that_fails_at_its_start_leaves_no_directory(
 
 
 def test_resume_that_fails_at_its_start_keeps_the_run(
-    copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    copied_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "failing_logger.py").write_text(FAILING_LOGGER)
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(OSError, match="no server"):
-        resume_run(copied, None, ["loggers=failing_logger:FailsToStart", "steps=4"])
-    assert RunDirectory(copied).records()
+        resume_run(copied_run, None, ["loggers=failing_logger:FailsToStart", "steps=4"])
+    assert RunDirectory(copied_run).records()
 
 
 def test_reward_that_always_fails_ends_the_run_with_the_reason(tmp_path: Path) -> None:
@@ -412,21 +412,23 @@ def test_step_without_gradient_counts_in_the_schedule(tmp_path: Path) -> None:
     assert [record.metrics.get("policy/learning_rate") for record in records[1:]] == pytest.approx([0.2, 0.1])
 
 
-def test_second_run_in_the_same_folder_is_rejected(finished: Path) -> None:
+def test_second_run_in_the_same_folder_is_rejected(finished_run: Path) -> None:
     with pytest.raises(ConfigError, match="has a run already"):
-        run(finished, "steps=1")
+        run(finished_run, "steps=1")
 
 
-def test_a_resume_skips_a_damaged_checkpoint_and_a_stray_folder(copied: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (copied / "report.html").unlink()
-    (copied / "checkpoints" / "step-000003" / "trainer.json").write_text("{}")
-    stray = copied / "checkpoints" / "step-000009"
+def test_a_resume_skips_a_damaged_checkpoint_and_a_stray_folder(
+    copied_run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (copied_run / "report.html").unlink()
+    (copied_run / "checkpoints" / "step-000003" / "trainer.json").write_text("{}")
+    stray = copied_run / "checkpoints" / "step-000009"
     stray.mkdir()
-    resume_run(copied, None)
+    resume_run(copied_run, None)
     assert "step-000003 is not a valid checkpoint" in caplog.text
     assert "step-000009 is not a valid checkpoint" in caplog.text
     assert stray.is_dir()
-    assert [record.step for record in RunDirectory(copied).records()][-1] == 3
+    assert [record.step for record in RunDirectory(copied_run).records()][-1] == 3
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def learner_of(model: Any) -> LocalLearner:
     return make_learner(model, loss=Loss(entropy_coef=0.1), learning_rate=1e-3)
 
 
-def pulled(model: Any, batch: list[Sample]) -> Tensor:
+def gradient_norms(model: Any, batch: list[Sample]) -> Tensor:
     """The norm of the gradient that each place of the batch gets from the head: [row, place]."""
     caught: list[Tensor] = []
 
@@ -45,7 +45,7 @@ def pulled(model: Any, batch: list[Sample]) -> Tensor:
 
 def test_head_gets_gradient_only_before_sampled_tokens(model: Any) -> None:
     batch = sorted(samples(*LENGTHS), key=lambda sample: -len(sample.segment.tokens))  # as they lie in the batch
-    got = pulled(model, batch)
+    got = gradient_norms(model, batch)
     masks = [sample.segment.mask[1 : np.flatnonzero(sample.segment.mask)[-1] + 1] for sample in batch]
     if len(got) == 1:
         expected = np.concatenate(masks)[None]
@@ -59,19 +59,21 @@ def test_tokens_after_the_last_sampled_one_change_nothing(model: Any) -> None:
     changed = [
         replace(
             sample,
-            segment=replace(sample.segment, tokens=np.where(after(sample), 7, sample.segment.tokens).astype(np.int32)),
+            segment=replace(
+                sample.segment, tokens=np.where(is_after_last_sample(sample), 7, sample.segment.tokens).astype(np.int32)
+            ),
         )
         for sample in batch
     ]
     assert any((one.segment.tokens != other.segment.tokens).any() for one, other in zip(batch, changed, strict=True))
-    assert updated(model, batch) == updated(model, changed)
+    assert measure_update(model, batch) == measure_update(model, changed)
 
 
-def after(sample: Sample) -> np.ndarray[Any, Any]:
+def is_after_last_sample(sample: Sample) -> np.ndarray[Any, Any]:
     return np.arange(len(sample.segment.tokens)) > np.flatnonzero(sample.segment.mask)[-1]
 
 
-def updated(model: Any, batch: list[Sample]) -> dict[str, float]:
+def measure_update(model: Any, batch: list[Sample]) -> dict[str, float]:
     before = [parameter.detach().clone() for parameter in model.parameters()]
     figures = learner_of(model).update(batch)
     moved = sum(
@@ -97,7 +99,7 @@ def test_values_at_unsampled_tokens_change_nothing(model: Any) -> None:
         )
         for sample in batch
     ]
-    assert updated(model, batch) == updated(model, dirty)
+    assert measure_update(model, batch) == measure_update(model, dirty)
 
 
 def test_no_sequence_sees_another(model: Any) -> None:

@@ -26,7 +26,7 @@ from tests.training.pieces import make_learner, samples  # noqa: E402
 Weights = Iterable[tuple[str, Any]]
 
 
-def adapted() -> Any:
+def model_with_adapters() -> Any:
     pytest.importorskip("peft", reason="LoRA needs peft: pip install 'agentfly-rl[train]'")
     return add_lora(model_of(), 4)
 
@@ -95,7 +95,7 @@ async def test_another_model_object_gets_all_weights(backend_on: BackendOn) -> N
 
 @pytest.mark.parametrize("engine_model", ["the same object", "with adapters", "without"])
 async def test_adapters_reach_the_backend(backend_on: BackendOn, engine_model: str) -> None:
-    model = adapted()
+    model = model_with_adapters()
     where = {"the same object": model, "with adapters": copy.deepcopy(model), "without": model_of()}[engine_model]
     backend, learner = backend_on(where), make_learner(model)
     canary = Canary(learner, backend)
@@ -121,7 +121,7 @@ async def test_adapters_added_after_the_backend_are_rejected(backend_on: Backend
 
 
 async def test_merged_weights_are_made_one_at_a_time(backend_on: BackendOn) -> None:
-    model, alive = adapted(), 0
+    model, alive = model_with_adapters(), 0
     backend, learner = backend_on(model_of()), make_learner(model)
     learner.update(samples(20))
 
@@ -153,7 +153,7 @@ async def test_merged_weights_are_made_one_at_a_time(backend_on: BackendOn) -> N
 # ── what is noticed ──
 
 
-async def notice(learner: LocalLearner, backend: Backend, message: str) -> None:
+async def expect_sync_error(learner: LocalLearner, backend: Backend, message: str) -> None:
     """What the backend has is published, then a step is done that does not get there."""
     canary = Canary(learner, backend)
     await sync_weights(learner, backend, 0, canary)
@@ -166,7 +166,7 @@ async def test_weights_that_never_arrive_are_detected(backend_on: BackendOn) -> 
     model = model_of()
     learner = make_learner(copy.deepcopy(model))
     backend = Lossy(backend_on(model), lambda weights: ())
-    await notice(learner, backend, r"after weights 1 .* the weights were not delivered")
+    await expect_sync_error(learner, backend, r"after weights 1 .* the weights were not delivered")
 
 
 async def test_weights_that_never_arrive_are_detected_after_a_small_update(backend_on: BackendOn) -> None:
@@ -195,14 +195,14 @@ async def test_partially_synced_weights_are_detected(backend_on: BackendOn) -> N
     model = model_of()
     learner = make_learner(copy.deepcopy(model))
     backend = Lossy(backend_on(model), lambda weights: list(islice(weights, len(list(weights)) // 2)))
-    await notice(learner, backend, "only some of the weights arrived")
+    await expect_sync_error(learner, backend, "only some of the weights arrived")
 
 
 async def test_adapters_that_never_arrive_are_detected(backend_on: BackendOn) -> None:
-    model = adapted()
+    model = model_with_adapters()
     backend = Lossy(backend_on(copy.deepcopy(model)), lambda weights: ())
     learner = make_learner(model)
-    await notice(learner, backend, "the weights were not delivered")
+    await expect_sync_error(learner, backend, "the weights were not delivered")
 
 
 async def test_backend_behind_by_one_version_is_reported(backend_on: BackendOn) -> None:
