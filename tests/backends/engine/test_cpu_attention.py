@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch", reason="the embedded engine needs torch: pip install 'agentfly-rl[train]'")
 
 from agentfly.backends.engine import native_kernels, packed_linear  # noqa: E402
-from agentfly.backends.engine.attention import BLOCK, DenseAttention, LayerCache, NativeAttention, QuerySpan  # noqa: E402
-from agentfly.backends.engine.kv_cache import KVCache, zeros  # noqa: E402
+from agentfly.backends.engine.attention import BLOCK, DenseAttention, LayerCache, NativeAttention  # noqa: E402
+from agentfly.backends.engine.kv_cache import KVCache, QuerySpan, zeros  # noqa: E402
 from agentfly.backends.engine.loading import graphs  # noqa: E402
 from tests.backends.engine.tiny import model_of  # noqa: E402
 
@@ -119,7 +119,7 @@ def test_layers_with_and_without_bias_are_not_packed_together() -> None:
 # explicitly, which keeps it from growing: then every tensor is returned at first, whatever else the heap contains.
 FAULTS = """
 import ctypes, resource, torch
-from agentfly.backends.engine.kv_cache import retain_freed_memory
+from agentfly.backends.engine.kv_cache import QuerySpan, retain_freed_memory
 PR_SET_THP_DISABLE = 41
 M_MMAP_THRESHOLD = -3
 assert ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) == 0

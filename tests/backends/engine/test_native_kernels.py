@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch", reason="the embedded engine needs torch: pip install 'agentfly-rl[train]'")
 
 from agentfly.backends.engine import native_kernels  # noqa: E402
-from agentfly.backends.engine.native_kernels import NativeKernels, NativeSpan, SpanTable  # noqa: E402
+from agentfly.backends.engine.kv_cache import QuerySpan  # noqa: E402
+from agentfly.backends.engine.native_kernels import NativeKernels, SpanTable  # noqa: E402
 
 torch.set_num_threads(1)  # on a busy machine, threads wait for each other for minutes
 
@@ -99,7 +100,7 @@ def test_attention_equals_that_of_torch(
     for count, past, scattered in spans:
         start = random.randrange(10)
         slots = torch.randperm(capacity)[: count + past] if scattered else None
-        table.append(NativeSpan(row, count, past, start, slots))
+        table.append(QuerySpan(count, past, start, slots))
         seen = slice(start, start + past + count) if slots is None else slots
         right.append(attend_with_torch(rows[row : row + count], keys[seen], values[seen], scaling, window))
         row += count
@@ -117,15 +118,13 @@ def test_attention_equals_that_of_torch(
 def test_sequence_has_the_same_result_in_every_batch(kernels, width: int) -> None:
     keys, values = torch.randn(2, 3000, 3, width)
     rows = torch.randn(47, 9, width)
-    spans = [NativeSpan(row, 1, 300 + 17 * row, 100 * row, None) for row in range(7)]
-    spans.append(NativeSpan(7, 40, 100, 0, None))
+    spans = [QuerySpan(1, 300 + 17 * row, 100 * row) for row in range(7)]
+    spans.append(QuerySpan(40, 100, 0))
     together = kernels.attend(SpanTable(spans), rows, keys, values, 0.1, None)
-    for span in spans:
-        span_rows = slice(span.row, span.row + span.count)
-        alone = NativeSpan(0, span.count, span.past, span.start, None)
-        assert torch.equal(
-            kernels.attend(SpanTable([alone]), rows[span_rows], keys, values, 0.1, None), together[span_rows]
-        )
+    for row, span in enumerate(spans):
+        span_rows = slice(row, row + span.count)
+        alone = kernels.attend(SpanTable([span]), rows[span_rows], keys, values, 0.1, None)
+        assert torch.equal(alone, together[span_rows])
 
 
 @needs_compiler
@@ -136,7 +135,7 @@ def test_values_that_are_not_finite_stay_visible(kernels, broken: float, where: 
     keys, values = torch.randn(2, 200, 1, 64)
     rows = torch.rand(2 * count, 1, 64)
     {"query": rows[count - 1], "key": keys[70], "value": values[70]}[where][0, 3] = broken
-    spans = [NativeSpan(0, count, 190, 0, None), NativeSpan(count, count, 50, 0, None)]
+    spans = [QuerySpan(count, 190, 0), QuerySpan(count, 50, 0)]
     out = kernels.attend(SpanTable(spans), rows, keys, values, 0.1, None)
     assert not out[count - 1].isfinite().all()
     assert out[count:].isfinite().all()
@@ -148,7 +147,7 @@ def test_default_dtype_does_not_matter(kernels, dtype: torch.dtype) -> None:
     """transformers sets it, for all threads, while it loads a model."""
     keys, values = torch.randn(2, 9, 1, 64)
     rows = torch.randn(1, 1, 64)
-    spans = SpanTable([NativeSpan(0, 1, 8, 0, None)])
+    spans = SpanTable([QuerySpan(1, 8, 0)])
     right = kernels.attend(spans, rows, keys, values, 0.1, None)
     initial_dtype = torch.get_default_dtype()
     torch.set_default_dtype(dtype)

@@ -20,30 +20,12 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from agentfly.backends.engine.kv_cache import KVCache
-from agentfly.backends.engine.native_kernels import MAX_TOKENS, MAX_WIDTH, NativeKernels, NativeSpan, SpanTable
+from agentfly.backends.engine.kv_cache import KVCache, QuerySpan
+from agentfly.backends.engine.native_kernels import MAX_TOKENS, MAX_WIDTH, NativeKernels, SpanTable
 
 NAME = "agentfly"
 BLOCK = 64
 """Tokens of a prompt that attend in one call: with more, the kernel computes many scores that are masked."""
-
-
-@dataclass(frozen=True, slots=True)
-class QuerySpan:
-    """Consecutive tokens of one sequence in the batch."""
-
-    count: int
-    past: int
-    """Tokens of the sequence before them."""
-    start: int
-    """The sequence's first slot, if its slots are adjacent."""
-    slots: torch.Tensor | None = None
-    """All slots of the sequence up to the last of these tokens, if they are not adjacent."""
-
-    @property
-    def context_length(self) -> int:
-        """Tokens that the last of these attends to, including itself."""
-        return self.past + self.count
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,13 +130,7 @@ class DenseAttention(AttentionLayout):
         """`slots`: of every token of the batch."""
         self._kv_cache = kv_cache
         self._slots = slots
-        self._blocks: list[QuerySpan] = []
-        for span in spans:
-            for begin in range(0, span.count, BLOCK):
-                size = min(BLOCK, span.count - begin)
-                past = span.past + begin
-                block_slots = None if span.slots is None else span.slots[: past + size]
-                self._blocks.append(QuerySpan(size, past, span.start, block_slots))
+        self._blocks = [block for span in spans for block in span.split(BLOCK)]
 
     def store(self, keys: torch.Tensor, values: torch.Tensor, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         cached_keys, cached_values = self._kv_cache.data[layer]
@@ -175,14 +151,7 @@ class NativeAttention(DenseAttention):
     ) -> None:
         super().__init__(kv_cache, slots, spans)
         self._kernels = kernels
-        row = 0
-        native = []
-        for span in spans:
-            for begin in range(0, span.count, MAX_TOKENS):
-                count = min(MAX_TOKENS, span.count - begin)
-                native.append(NativeSpan(row + begin, count, span.past + begin, span.start, span.slots))
-            row += span.count
-        self._table = SpanTable(native)
+        self._table = SpanTable([part for span in spans for part in span.split(MAX_TOKENS)])
 
     def attend(self, queries: torch.Tensor, cache: LayerCache) -> torch.Tensor:
         if cache.softcap is not None or queries.shape[2] > MAX_WIDTH:

@@ -12,6 +12,8 @@ from __future__ import annotations
 import bisect
 import math
 import mmap
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +24,31 @@ from agentfly.threads import find_c_function
 
 Slots = npt.NDArray[np.int32]
 NO_SLOTS: Slots = np.empty(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class QuerySpan:
+    """Consecutive tokens of one sequence in a batch, and the slots of what they attend to."""
+
+    count: int
+    past: int
+    """Tokens of the sequence before them."""
+    start: int
+    """The sequence's first slot, if its slots are adjacent."""
+    slots: torch.Tensor | None = None
+    """All slots of the sequence up to the last of these tokens, int64, if they are not adjacent."""
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that the last of these attends to, including itself."""
+        return self.past + self.count
+
+    def split(self, size: int) -> Iterator[QuerySpan]:
+        """The same tokens as spans of at most `size` tokens."""
+        for begin in range(0, self.count, size):
+            count = min(size, self.count - begin)
+            slots = None if self.slots is None else self.slots[: self.past + begin + count]
+            yield QuerySpan(count, self.past + begin, self.start, slots)
 
 
 class KVCache:

@@ -15,8 +15,8 @@ import torch
 
 from agentfly.backends.base import Request
 from agentfly.backends.engine import attention, native_kernels, packed_linear
-from agentfly.backends.engine.attention import AttentionLayout, DenseAttention, NativeAttention, QuerySpan
-from agentfly.backends.engine.kv_cache import ContiguousKVCache, KVCache, zeros
+from agentfly.backends.engine.attention import AttentionLayout, DenseAttention, NativeAttention
+from agentfly.backends.engine.kv_cache import ContiguousKVCache, KVCache, QuerySpan, zeros
 from agentfly.backends.engine.loading import config_shape
 from agentfly.backends.engine.request import Batch, EngineRequest, Output
 from agentfly.backends.engine.sampler import SamplingRow, sample, uniform

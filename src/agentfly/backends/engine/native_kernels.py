@@ -20,13 +20,13 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from agentfly.backends.engine.kv_cache import QuerySpan
 from agentfly.errors import describe
 from agentfly.models.cache import cache_root
 from agentfly.threads import find_c_function
@@ -62,28 +62,14 @@ class _Attention(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True, slots=True)
-class NativeSpan:
-    """At most MAX_TOKENS consecutive tokens of one sequence in the batch."""
-
-    row: int
-    """Index of the first in the batch."""
-    count: int
-    past: int
-    """Tokens of the sequence before them."""
-    start: int
-    """The sequence's first slot, if its slots are adjacent."""
-    slots: torch.Tensor | None
-    """All slots of the sequence, int64, if they are not adjacent."""
-
-
 class SpanTable:
-    """The spans of a batch as the kernel reads them."""
+    """The spans of a batch, in order and of at most MAX_TOKENS each, as the kernel reads them."""
 
-    def __init__(self, spans: Sequence[NativeSpan]) -> None:
+    def __init__(self, spans: Sequence[QuerySpan]) -> None:
+        counts = [span.count for span in spans]
         columns = {
-            "rows": [span.row for span in spans],
-            "tokens": [span.count for span in spans],
+            "rows": np.cumsum([0, *counts[:-1]]),  # index of the first token in the batch
+            "tokens": counts,
             "pasts": [span.past for span in spans],
             "starts": [span.start for span in spans],
             "slots": [0 if span.slots is None else span.slots.data_ptr() for span in spans],
