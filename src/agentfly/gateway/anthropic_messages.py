@@ -5,21 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from agentfly.gateway.chat import (
-    ApiError,
-    ChatReply,
-    ChatRequest,
-    Delta,
-    check_text,
-    dump_arguments,
-    get,
-    get_list,
-    parse_call,
-    parse_messages,
-    parse_sampling,
-    parse_schema,
-    parse_text,
-)
+from agentfly.gateway import chat
+from agentfly.gateway.chat import ApiError, ChatReply, ChatRequest, Delta
 from agentfly.types import Message, ToolCall
 
 _STOP_REASONS = {"tool_calls": "tool_use", "stop": "end_turn", "length": "max_tokens"}
@@ -34,28 +21,28 @@ _ERROR_TYPES = {
 
 def parse_request(body: Mapping[str, Any]) -> ChatRequest:
     """Read the body of a request to /messages. Raises ApiError."""
-    system = check_text(parse_text(body.get("system"), "system"))
-    messages = parse_messages(get_list(body, "messages"), _parse_message, system=system)
+    system = chat.check_text(chat.parse_text(body.get("system"), "system"))
+    messages = chat.parse_messages(chat.get_list(body, "messages"), _parse_message, system=system)
     tools = []
-    for tool in get_list(body, "tools"):
+    for tool in chat.get_list(body, "tools"):
         if tool.get("type", "custom") != "custom":
             raise ApiError(f"a tool of type {tool.get('type')!r:.40} is not supported; define it with an input_schema")
-        tools.append(parse_schema(tool.get("name"), tool.get("description"), tool.get("input_schema")))
-    if get(body, "tool_choice", dict, {}).get("type") == "none":
+        tools.append(chat.parse_schema(tool.get("name"), tool.get("description"), tool.get("input_schema")))
+    if chat.get(body, "tool_choice", dict, {}).get("type") == "none":
         tools = []
     return ChatRequest(
         messages,
         tuple(tools),
-        parse_sampling(body, get(body, "max_tokens", int)),
-        model=get(body, "model", str, ""),
-        stream=get(body, "stream", bool, False),
+        chat.parse_sampling(body, chat.get(body, "max_tokens", int)),
+        model=chat.get(body, "model", str, ""),
+        stream=chat.get(body, "stream", bool, False),
     )
 
 
 def _parse_message(item: Mapping[str, Any], messages: list[Message], names: dict[str, str]) -> None:
     """Append one turn of the model, or the tool results and the text of a user message."""
     content = item.get("content")
-    blocks = get_list(item, "content") if isinstance(content, list) else [{"type": "text", "text": content or ""}]
+    blocks = chat.get_list(item, "content") if isinstance(content, list) else [{"type": "text", "text": content or ""}]
     role = item.get("role")
     if role not in ("user", "assistant"):
         raise ApiError(f"a message has the role {role!r:.40}; roles are user and assistant")
@@ -65,15 +52,15 @@ def _parse_message(item: Mapping[str, Any], messages: list[Message], names: dict
     for block in blocks:
         kind = block.get("type")
         if kind == "text":
-            text += get(block, "text", str, "")
+            text += chat.get(block, "text", str, "")
         elif kind == "tool_result" and role == "user":
-            call_id = get(block, "tool_use_id", str, "")
-            result = parse_text(block.get("content"), "tool_result")
+            call_id = chat.get(block, "tool_use_id", str, "")
+            result = chat.parse_text(block.get("content"), "tool_result")
             results.append(Message("tool", result, name=names.get(call_id, ""), tool_call_id=call_id))
         elif kind == "thinking" and role == "assistant":
-            thinking += get(block, "thinking", str, "")
+            thinking += chat.get(block, "thinking", str, "")
         elif kind == "tool_use" and role == "assistant":
-            call = parse_call(block.get("name"), block.get("input"), block.get("id"))
+            call = chat.parse_call(block.get("name"), block.get("input"), block.get("id"))
             names[call.id] = call.name
             calls.append(call)
         else:
@@ -118,7 +105,7 @@ class MessagesStream:
         if isinstance(value, ToolCall):
             block = {"type": "tool_use", "id": value.id, "name": value.name, "input": {}}
             yield from self._start_block(kind, block)
-            yield self._delta({"type": "input_json_delta", "partial_json": dump_arguments(value)})
+            yield self._delta({"type": "input_json_delta", "partial_json": chat.dump_arguments(value)})
             yield from self._close_block()
         elif kind == "content":
             if self._open != kind:

@@ -5,21 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from agentfly.gateway.chat import (
-    ApiError,
-    ChatReply,
-    ChatRequest,
-    Delta,
-    dump_arguments,
-    format_logprobs,
-    get,
-    get_list,
-    parse_call,
-    parse_messages,
-    parse_sampling,
-    parse_schema,
-    parse_text,
-)
+from agentfly.gateway import chat
+from agentfly.gateway.chat import ApiError, ChatReply, ChatRequest, Delta
 from agentfly.templates.template import Template
 from agentfly.types import Message, ToolCall
 
@@ -28,30 +15,30 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 
 def parse_request(body: Mapping[str, Any]) -> ChatRequest:
     """Read the body of a request to /chat/completions. Raises ApiError."""
-    messages = parse_messages(get_list(body, "messages"), _parse_message)
+    messages = chat.parse_messages(chat.get_list(body, "messages"), _parse_message)
     tools = []
-    for tool in get_list(body, "tools"):
-        function = get(tool, "function", dict, {})
-        tools.append(parse_schema(function.get("name"), function.get("description"), function.get("parameters")))
+    for tool in chat.get_list(body, "tools"):
+        function = chat.get(tool, "function", dict, {})
+        tools.append(chat.parse_schema(function.get("name"), function.get("description"), function.get("parameters")))
     if body.get("tool_choice") == "none":
         tools = []
-    response_format = get(body, "response_format", dict, {})
+    response_format = chat.get(body, "response_format", dict, {})
     if response_format.get("type", "text") != "text":
         raise ApiError(
             "'response_format' is not supported: sampling is not constrained; ask for the format in the prompt"
         )
-    if get(body, "top_logprobs", int, 0):
+    if chat.get(body, "top_logprobs", int, 0):
         raise ApiError("'top_logprobs' is not supported; 'logprobs' returns those of the sampled tokens")
-    max_tokens = get(body, "max_completion_tokens", int, get(body, "max_tokens", int))
+    max_tokens = chat.get(body, "max_completion_tokens", int, chat.get(body, "max_tokens", int))
     return ChatRequest(
         messages,
         tuple(tools),
-        parse_sampling(body, max_tokens),
-        model=get(body, "model", str, ""),
-        stream=get(body, "stream", bool, False),
-        include_usage=bool(get(body, "stream_options", dict, {}).get("include_usage")),
-        logprobs=get(body, "logprobs", bool, False),
-        token_ids=get(body, "return_token_ids", bool, False),
+        chat.parse_sampling(body, max_tokens),
+        model=chat.get(body, "model", str, ""),
+        stream=chat.get(body, "stream", bool, False),
+        include_usage=bool(chat.get(body, "stream_options", dict, {}).get("include_usage")),
+        logprobs=chat.get(body, "logprobs", bool, False),
+        token_ids=chat.get(body, "return_token_ids", bool, False),
     )
 
 
@@ -60,14 +47,14 @@ def _parse_message(item: Mapping[str, Any], messages: list[Message], names: dict
     if not isinstance(role, str) or role not in _ROLES:
         raise ApiError(f"a message has the role {role!r:.40}; roles are {', '.join(_ROLES)}")
     calls = []
-    for call in get_list(item, "tool_calls"):
-        function = get(call, "function", dict, {})
-        calls.append(parse_call(function.get("name"), function.get("arguments"), call.get("id")))
+    for call in chat.get_list(item, "tool_calls"):
+        function = chat.get(call, "function", dict, {})
+        calls.append(chat.parse_call(function.get("name"), function.get("arguments"), call.get("id")))
         names[calls[-1].id] = calls[-1].name
-    call_id = get(item, "tool_call_id", str, "")
-    thinking = get(item, "reasoning_content", str) or get(item, "reasoning", str, "")
+    call_id = chat.get(item, "tool_call_id", str, "")
+    thinking = chat.get(item, "reasoning_content", str) or chat.get(item, "reasoning", str, "")
     name = names.get(call_id, "") if role == "tool" else ""
-    content = parse_text(item.get("content"), f"{role} message", ("text", "input_text", "refusal"))
+    content = chat.parse_text(item.get("content"), f"{role} message", ("text", "input_text", "refusal"))
     messages.append(Message(_ROLES[role], content, tuple(calls), thinking, name, call_id))  # type: ignore[arg-type]
 
 
@@ -134,14 +121,14 @@ def _header(request: ChatRequest, kind: str) -> dict[str, Any]:
 
 
 def _format_call(call: ToolCall) -> dict[str, Any]:
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": dump_arguments(call)}}
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": chat.dump_arguments(call)}}
 
 
 def _token_fields(reply: ChatReply) -> dict[str, Any]:
     """Log-probabilities and ids of the sampled tokens, as far as the request asks for them."""
     out: dict[str, Any] = {"logprobs": None}
     if reply.request.logprobs:
-        out["logprobs"] = {"content": format_logprobs(reply.completion, reply.template), "refusal": None}
+        out["logprobs"] = {"content": chat.format_logprobs(reply.completion, reply.template), "refusal": None}
     if reply.request.token_ids:
         out["token_ids"] = [int(token) for token in reply.completion.token_ids]
     return out
@@ -161,18 +148,18 @@ def parse_completion(body: Mapping[str, Any], template: Template) -> ChatRequest
     size = template.codec.vocab_size
     if not isinstance(prompt, list) or not prompt or not all(type(t) is int and 0 <= t < size for t in prompt):
         raise ApiError(f"'prompt' must be a text or a list of token ids below {size}, not {prompt!r:.80}")
-    stop_ids = get(body, "stop_token_ids", list, [])
+    stop_ids = chat.get(body, "stop_token_ids", list, [])
     if len(stop_ids) > 64 or not all(type(token) is int and 0 <= token < size for token in stop_ids):
         raise ApiError(f"'stop_token_ids' must be a list of at most 64 token ids below {size}, not {stop_ids!r:.80}")
-    logprobs = get(body, "logprobs", (int, bool), 0)
+    logprobs = chat.get(body, "logprobs", (int, bool), 0)
     if logprobs not in (0, 1):
         raise ApiError("'logprobs' may be 0 or 1: only those of the sampled tokens are returned")
     return ChatRequest(
-        sampling=parse_sampling(body, get(body, "max_tokens", int, 16)),
-        model=get(body, "model", str, ""),
-        stream=get(body, "stream", bool, False),
+        sampling=chat.parse_sampling(body, chat.get(body, "max_tokens", int, 16)),
+        model=chat.get(body, "model", str, ""),
+        stream=chat.get(body, "stream", bool, False),
         logprobs=bool(logprobs),
-        token_ids=get(body, "return_token_ids", bool, False),
+        token_ids=chat.get(body, "return_token_ids", bool, False),
         prompt_ids=prompt,
         stop_ids=frozenset(stop_ids) or None,
     )

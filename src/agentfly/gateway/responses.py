@@ -10,21 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from agentfly.gateway.chat import (
-    ApiError,
-    ChatReply,
-    ChatRequest,
-    Delta,
-    dump_arguments,
-    format_logprobs,
-    get,
-    get_list,
-    parse_call,
-    parse_messages,
-    parse_sampling,
-    parse_schema,
-    parse_text,
-)
+from agentfly.gateway import chat
+from agentfly.gateway.chat import ApiError, ChatReply, ChatRequest, Delta
 from agentfly.types import Message, ToolCall
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -34,19 +21,19 @@ _TEXT_PARTS = ("input_text", "output_text", "text", "refusal")
 def parse_request(body: Mapping[str, Any]) -> ChatRequest:
     """Read the body of a request to /responses. Raises ApiError."""
     text = body.get("input")
-    items = [{"role": "user", "content": text}] if isinstance(text, str) else get_list(body, "input")
-    previous = get(body, "previous_response_id", str, "")
-    instructions = get(body, "instructions", str, "")
+    items = [{"role": "user", "content": text}] if isinstance(text, str) else chat.get_list(body, "input")
+    previous = chat.get(body, "previous_response_id", str, "")
+    instructions = chat.get(body, "instructions", str, "")
     system = "" if previous else instructions  # those of the conversation that is continued are replaced by these
-    messages = parse_messages(items, _parse_item, system=system, check_results=not previous)
+    messages = chat.parse_messages(items, _parse_item, system=system, check_results=not previous)
     tools = []
-    for tool in get_list(body, "tools"):
+    for tool in chat.get_list(body, "tools"):
         if tool.get("type") != "function":
             raise ApiError(f"a tool of type {tool.get('type')!r:.40} is not supported; there are only functions")
-        tools.append(parse_schema(tool.get("name"), tool.get("description"), tool.get("parameters")))
+        tools.append(chat.parse_schema(tool.get("name"), tool.get("description"), tool.get("parameters")))
     if body.get("tool_choice") == "none":
         tools = []
-    text_format = get(get(body, "text", dict, {}), "format", dict, {})
+    text_format = chat.get(chat.get(body, "text", dict, {}), "format", dict, {})
     if text_format.get("type", "text") != "text":
         raise ApiError("'text.format' is not supported: sampling is not constrained; ask for the format in the prompt")
     for name in ("background", "conversation", "prompt", "top_logprobs"):
@@ -55,11 +42,11 @@ def parse_request(body: Mapping[str, Any]) -> ChatRequest:
     return ChatRequest(
         messages,
         tuple(tools),
-        parse_sampling(body, get(body, "max_output_tokens", int)),
-        model=get(body, "model", str, ""),
-        stream=get(body, "stream", bool, False),
-        logprobs="message.output_text.logprobs" in get(body, "include", list, []),
-        token_ids=get(body, "return_token_ids", bool, False),
+        chat.parse_sampling(body, chat.get(body, "max_output_tokens", int)),
+        model=chat.get(body, "model", str, ""),
+        stream=chat.get(body, "stream", bool, False),
+        logprobs="message.output_text.logprobs" in chat.get(body, "include", list, []),
+        token_ids=chat.get(body, "return_token_ids", bool, False),
         previous=previous,
         instructions=instructions,
     )
@@ -67,24 +54,24 @@ def parse_request(body: Mapping[str, Any]) -> ChatRequest:
 
 def _parse_item(item: Mapping[str, Any], messages: list[Message], names: dict[str, str]) -> None:
     """Append an item. Those of one turn of the model follow each other and become one message."""
-    kind = get(item, "type", str, "message")
+    kind = chat.get(item, "type", str, "message")
     if kind == "function_call_output":
-        call_id = get(item, "call_id", str, "")
-        output = parse_text(item.get("output"), kind, _TEXT_PARTS)
+        call_id = chat.get(item, "call_id", str, "")
+        output = chat.parse_text(item.get("output"), kind, _TEXT_PARTS)
         messages.append(Message("tool", output, name=names.get(call_id, ""), tool_call_id=call_id))
         return
     turn = Message("assistant")
     if kind == "function_call":
-        call = parse_call(item.get("name"), item.get("arguments"), item.get("call_id"))
+        call = chat.parse_call(item.get("name"), item.get("arguments"), item.get("call_id"))
         names[call.id] = call.name
         turn = replace(turn, tool_calls=(call,))
     elif kind == "reasoning":
-        turn = replace(turn, thinking=parse_text(item.get("content"), kind, ("reasoning_text",)))
+        turn = replace(turn, thinking=chat.parse_text(item.get("content"), kind, ("reasoning_text",)))
     else:
-        role = get(item, "role", str, "")
+        role = chat.get(item, "role", str, "")
         if kind != "message" or role not in _ROLES:
             raise ApiError(f"an item of type {kind!r:.40} and role {role!r:.40} is not supported")
-        turn = Message(_ROLES[role], parse_text(item.get("content"), role, _TEXT_PARTS))  # type: ignore[arg-type]
+        turn = Message(_ROLES[role], chat.parse_text(item.get("content"), role, _TEXT_PARTS))  # type: ignore[arg-type]
     if turn.role == "assistant" and messages and messages[-1].role == "assistant":
         last = messages.pop()
         calls, thinking = last.tool_calls + turn.tool_calls, last.thinking + turn.thinking
@@ -195,7 +182,7 @@ def _message(name: str, text: str) -> dict[str, Any]:
 
 
 def _function_call(call: ToolCall) -> dict[str, Any]:
-    arguments = dump_arguments(call)
+    arguments = chat.dump_arguments(call)
     fields = {"name": call.name, "arguments": arguments, "call_id": call.id, "status": "completed"}
     return {"type": "function_call", "id": f"fc_{call.id}", **fields}
 
@@ -240,7 +227,7 @@ def _format_response(reply: ChatReply, output: list[dict[str, Any]]) -> dict[str
     }
     if reply.request.logprobs:
         for item in [item for item in output if item["type"] == "message"][:1]:
-            item["content"][0]["logprobs"] = format_logprobs(reply.completion, reply.template)
+            item["content"][0]["logprobs"] = chat.format_logprobs(reply.completion, reply.template)
     if reply.request.token_ids:
         out["token_ids"] = [int(token) for token in reply.completion.token_ids]
         out["prompt_token_ids"] = list(reply.prompt)
