@@ -12,7 +12,6 @@ import contextlib
 import json
 import logging
 import uuid
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pydantic
@@ -76,16 +75,12 @@ class _ListTools(_Strict):
     metadata: dict[str, Any] = {}
 
 
-def _action_type(action: Any) -> str:
-    return str(action.get("type", "call_tool")) if isinstance(action, Mapping) else ""
-
-
 _ACTION: pydantic.TypeAdapter[_CallTool | _Answer | _ListTools] = pydantic.TypeAdapter(
     Annotated[
         Annotated[_CallTool, pydantic.Tag("call_tool")]
         | Annotated[_Answer, pydantic.Tag("answer")]
         | Annotated[_ListTools, pydantic.Tag("list_tools")],
-        pydantic.Discriminator(_action_type),
+        pydantic.Discriminator(lambda action: str(action.get("type", "call_tool")) if isinstance(action, dict) else ""),
     ]
 )
 

@@ -45,10 +45,8 @@ class Rendering(Protocol):
     def __call__(self, messages: Sequence[Message], guard: str) -> tuple[int, str]: ...
 
 
-class TurnParser(Protocol):
-    """Parses the text of one assistant turn; never raises."""
-
-    def __call__(self, text: str) -> Reply: ...
+TurnParser = Callable[[str], Reply]
+"""Parses the text of one assistant turn; never raises."""
 
 
 class History(enum.Enum):

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from huggingface_hub import snapshot_download
@@ -218,7 +219,9 @@ def _processor_class(base: Any) -> Any:
             components: dict[str, Any] = {
                 "image_processor": AutoImageProcessor.from_pretrained(folder, backend="pil"),
                 "tokenizer": AutoTokenizer.from_pretrained(folder),
-                "video_processor": _NoVideoProcessor(),
+                "video_processor": SimpleNamespace(
+                    model_input_names=(), num_frames=1, fps=1, merge_size=1, temporal_patch_size=1
+                ),
             }
             return [components[name] for name in inspect.signature(base.__init__).parameters if name in components]
 
@@ -230,11 +233,3 @@ def _processor_class(base: Any) -> Any:
 
     ImageOnlyProcessor.__name__ = base.__name__
     return ImageOnlyProcessor
-
-
-class _NoVideoProcessor:
-    model_input_names: tuple[str, ...] = ()
-    num_frames = 1
-    fps = 1
-    merge_size = 1
-    temporal_patch_size = 1
