@@ -230,6 +230,29 @@ async def test_train_inside_a_running_event_loop(small_model: Path) -> None:
     assert [record.step for record in train(agent, tasks, config, run="here").records()] == [1]
 
 
+def test_logger_beside_the_recipe_is_named_on_the_command_line(tmp_path: Path) -> None:
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    (folder / "vowels.py").write_text(RECIPE.read_text())
+    (folder / "logger_beside.py").write_text(
+        "class Count:\n"
+        "    def __init__(self, directory): self.file = directory.path / 'steps.txt'\n"
+        "    def start(self, config): pass\n"
+        "    def progress(self, progress): pass\n"
+        "    def step(self, record):\n"
+        "        with self.file.open('a') as file:\n"
+        "            file.write(f'{record.step} ')\n"
+        "    def close(self): pass\n"
+    )
+    arguments = [str(folder / "vowels.py"), "--run", "here", "steps=1", "evaluation.every=null"]
+    result = CliRunner().invoke(app, ["train", *arguments, "loggers=logger_beside:Count"])
+    assert result.exception is None
+    (folder / "vowels.py").write_text("changed")  # the copy in the run directory finds the module, too
+    result = CliRunner().invoke(app, ["train", "--resume", "here", "steps=2"])
+    assert result.exception is None
+    assert Path("here/steps.txt").read_text() == "0 1 2 "
+
+
 def test_program_on_another_rank_needs_no_run_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentfly.training.launch_or_join_ranks", lambda *_, **__: True)
     run = train(agent, tasks, TrainConfig(), run="on-the-machine-of-rank-0")

@@ -103,6 +103,12 @@ def import_here(module: str, what: str) -> ModuleType:
         raise ConfigError(f"the {what} cannot be imported: {describe(error)}") from error
 
 
+def allow_imports_from(folder: Path) -> None:
+    """Let later imports find the modules of a folder; last, so that a file named like a package does not hide it."""
+    if (entry := str(folder.resolve())) not in sys.path:
+        sys.path.append(entry)
+
+
 class _UncachedLoader(importlib.machinery.SourceFileLoader):
     """Loads a file without leaving a `__pycache__` next to it."""
 
@@ -126,7 +132,7 @@ def load_module(path: Path, what: str, installed_as: str = "") -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     if not installed_as:
-        sys.path.append(str(path.parent.resolve()))  # at the end: a file named like a package must not shadow it
+        allow_imports_from(path.parent)
     run_user_code(path, lambda: loader.exec_module(module))
     return module
 

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from agentfly.cli.console import print_text
 from agentfly.cli.recipes import Recipe
-from agentfly.cli.resolve import load_module, make_agent
+from agentfly.cli.resolve import allow_imports_from, load_module, make_agent
 from agentfly.cli.run import require_torch
 from agentfly.data import read_tasks
 from agentfly.errors import ConfigError
@@ -57,6 +57,7 @@ def train_recipe(
     if on not in (None, "verl"):
         raise ConfigError(f"--on {on}: there is no such system to train on; write --on verl, or leave it out")
     overrides = parse_overrides(changes)
+    allow_imports_from(recipe.path.parent)  # loggers=module:Class may name a module beside the recipe
     changes_of_config = overrides if on is None else ClusterConfig.split(overrides)[1]
     validate_overrides(changes_of_config)  # before the recipe draws its tasks, SFT runs, and torch is imported
     command: tuple[str, ...] = COMMAND
@@ -95,10 +96,11 @@ def resume_run(folder: Path, from_step: int | None, changes: Sequence[str] = ())
     run = RunDirectory(folder)
     stored = run.config
     on_verl = stored.get("on") == "verl"
-    validate_overrides(ClusterConfig.split(new)[1] if on_verl else new)
     if "recipe" not in stored:
         raise ConfigError(f"the run in {folder} was not started from a recipe: resume it from the program that did")
     original = Path(stored["recipe"])
+    allow_imports_from(original.parent)
+    validate_overrides(ClusterConfig.split(new)[1] if on_verl else new)
     recipe = Recipe(_find_recipe(folder, original))
     overrides = {**stored.get("overrides", {}), **new}
     done = max((record.step for record in run.records()), default=0)
