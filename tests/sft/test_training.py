@@ -20,7 +20,7 @@ from agentfly.errors import ConfigError, DataError  # noqa: E402
 from agentfly.evaluation import evaluate  # noqa: E402
 from agentfly.models.lookup import draw  # noqa: E402
 from agentfly.sft.demonstrations import demonstrate, record_conversation  # noqa: E402
-from agentfly.sft.training import SftStep, demonstration_segments, measure_fit, train_sft  # noqa: E402
+from agentfly.sft.training import SftStep, build_sft_learner, demonstration_segments, measure_fit, train_sft  # noqa: E402
 from agentfly.training.local_learner import LocalLearner  # noqa: E402
 from agentfly.trajectory import Trajectory  # noqa: E402
 from agentfly.types import Message, Task  # noqa: E402
@@ -170,3 +170,8 @@ def test_overlong_demonstrations_are_left_out_and_named(small_model: Path, caplo
     ]
     with pytest.raises(DataError, match=rf"1 of 1 demonstrations .* rows \(tokens\) 3 \({lengths[3]}\); shorten"):
         train_sft(learner, chains[3:], steps=1)
+
+
+def test_unusual_learning_rate_is_reported(small_model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    build_sft_learner(str(small_model), steps=2, learning_rate=0.5)
+    assert "learning rate 0.5: the model may be destroyed" in caplog.text

@@ -27,7 +27,7 @@ from agentfly.errors import ConfigError, DataError, NonFiniteError, RecordError 
 from agentfly.training.batch import Sample  # noqa: E402
 from agentfly.training.local_learner import LocalLearner  # noqa: E402
 from agentfly.training.lora import add_lora  # noqa: E402
-from agentfly.training.optimizer import LRSchedule, describe_unusual_rate  # noqa: E402, describe_unusual_rate
+from agentfly.training.optimizer import LRSchedule, warn_of_unusual_rate  # noqa: E402
 from tests.backends.engine.test_architectures import PLAIN, build_model  # noqa: E402
 from tests.backends.engine.tiny import CONFIG, VOCABULARY, model_of  # noqa: E402
 from tests.training.pieces import make_learner, piece, sample, samples  # noqa: E402
@@ -555,9 +555,9 @@ def test_graphs_are_captured_under_the_trace_lock(monkeypatch: pytest.MonkeyPatc
         (1e-10, 3_000_000_000, False, "almost nothing is learned"),
     ],
 )
-def test_unusual_learning_rate_for_the_size_of_a_model_is_described(
-    rate: float, parameters: int, lora: bool, warning: str
+def test_unusual_learning_rate_for_the_size_of_a_model_is_reported(
+    rate: float, parameters: int, lora: bool, warning: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    text = describe_unusual_rate(rate, parameters, lora=lora)
-    assert warning in text
-    assert bool(text) == bool(warning)
+    warn_of_unusual_rate(torch.nn.Linear(parameters, 1, bias=False, device="meta"), rate, lora=lora)
+    assert warning in caplog.text
+    assert bool(caplog.text) == bool(warning)

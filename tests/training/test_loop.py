@@ -291,6 +291,11 @@ async def test_run_cancelled_in_a_rollout_keeps_the_checkpoint_before_it(
     assert folders == [trainer._checkpoints.path(1).stat().st_ino]  # not removed and written again
 
 
+def test_unusual_learning_rate_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run(tmp_path / "run", "steps=1", "evaluation.every=null", "optimizer.learning_rate=0.5")
+    assert "learning rate 0.5: the model may be destroyed" in caplog.text
+
+
 def test_more_steps_stretch_a_schedule_that_ends(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     directory = run(tmp_path / "run", "steps=2", "optimizer.schedule=linear", "optimizer.learning_rate=0.4")
     resume_run(directory.path, None, ["steps=4"])

@@ -25,6 +25,7 @@ from agentfly.training.batch import Sample, split_micro_batches
 from agentfly.training.config_records import OptimizerConfig, UpdateConfig
 from agentfly.training.local_learner import LocalLearner
 from agentfly.training.model import Backbone
+from agentfly.training.optimizer import warn_of_unusual_rate
 from agentfly.trajectory import Trajectory
 from agentfly.validation import PositiveInt, validate
 
@@ -65,8 +66,10 @@ def build_sft_learner(
     model: a name of `agentfly models`, a local folder, or a hub name.
     train_tower: whether the vision tower of a vision model is trained.
     """
+    loaded_model = load_model(resolve(model), resolve_device(None), torch.float32)
+    warn_of_unusual_rate(loaded_model, learning_rate)
     return LocalLearner(
-        load_model(resolve(model), resolve_device(None), torch.float32),
+        loaded_model,
         loss=Loss("plain"),
         optimizer=OptimizerConfig(learning_rate=learning_rate, schedule="linear", warmup_steps=steps // 20),
         update=UpdateConfig(total_steps=steps, seed=seed),

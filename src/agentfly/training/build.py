@@ -21,7 +21,7 @@ from agentfly.training.learner import Learner
 from agentfly.training.local_learner import LocalLearner
 from agentfly.training.lora import add_lora
 from agentfly.training.memory import MemoryPlan, fit_cache, frozen_weight_dtype, plan_run
-from agentfly.training.optimizer import describe_unusual_rate
+from agentfly.training.optimizer import warn_of_unusual_rate
 from agentfly.training.plan import TrainPlan
 from agentfly.training.sharded_learner import ShardedLearner
 from agentfly.training.sharding import Ranks
@@ -55,10 +55,7 @@ def build_learner_and_agent(
         torch.set_num_threads(max(min(torch.get_num_threads(), (os.cpu_count() or 2) // 2), 1))
     learner = build_learner(config, device, ranks)
     undo.callback(learner.close)
-    parameters = sum(weight.numel() for weight in learner.model.parameters())
-    rate = config.optimizer.learning_rate
-    if warning := describe_unusual_rate(rate, parameters, lora=config.lora_rank is not None):
-        _LOG.warning("optimizer.%s", warning)
+    warn_of_unusual_rate(learner.model, config.optimizer.learning_rate, lora=config.lora_rank is not None)
     if config.embeds_engine and device.type == "cuda":
         longest, kv_memory = config.run_options.get("context_length"), settings.get("kv_memory")
         memory = fit_cache(memory, learner, longest=longest, kv_memory=kv_memory)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
@@ -13,6 +14,7 @@ from torch import Tensor
 from agentfly.errors import ConfigError, DataError, NonFiniteError
 from agentfly.validation import record
 
+_LOG = logging.getLogger(__name__)
 Schedule = Literal["constant", "linear", "cosine"]
 _ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
 
@@ -118,12 +120,15 @@ _USUAL_RATES = ((10e6, 1e-6, 3e-2), (1e9, 1e-8, 1e-3), (float("inf"), 1e-8, 1e-4
 """Parameters of a model up to this number, and the learning rates between which it is usually trained."""
 
 
-def describe_unusual_rate(rate: float, parameters: int, *, lora: bool = False) -> str:
-    """A warning for a learning rate far outside the usual range for a model of this size; empty if it is not."""
+def warn_of_unusual_rate(model: Any, rate: float, *, lora: bool = False) -> None:
+    """Log a warning for a learning rate far outside the usual range for a model of this size."""
+    parameters = sum(weight.numel() for weight in model.parameters())
     low, high = next((low, high) for size, low, high in _USUAL_RATES if parameters <= size)
     high *= 10 if lora else 1  # adapters start at zero and take larger steps
-    if low <= rate <= high:
-        return ""
-    effect = "the model may be destroyed within a few steps" if rate > high else "almost nothing is learned"
-    kind = "with LoRA" if lora else "with all weights trained"
-    return f"learning rate {rate:g}: {effect}; usual is {low:g} to {high:g} for {parameters:,} parameters {kind}"
+    if not low <= rate <= high:
+        effect = "the model may be destroyed within a few steps" if rate > high else "almost nothing is learned"
+        kind = "with LoRA" if lora else "with all weights trained"
+        _LOG.warning(
+            "learning rate %g: %s; usual is %g to %g for %s parameters %s",
+            *(rate, effect, low, high, f"{parameters:,}", kind),
+        )
