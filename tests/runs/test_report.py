@@ -72,6 +72,7 @@ def test_page_summarizes_the_run(tmp_path: Path) -> None:
         "step 2, kl blow up:",
         "generate 75 %",
         "(0.500 to 0.900)",
+        "chain 5/0: answer after 1 turn, reward 1",
     ):
         assert part in re.sub(r"\s+", " ", page.text), part
     assert "16" in page.text  # chains

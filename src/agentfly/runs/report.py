@@ -175,7 +175,8 @@ class _ImageBudget:
 
 def _show_chain(trajectory: Trajectory, step: int, decode: Decode | None, budget: _ImageBudget) -> ReportChain:
     reward = "" if trajectory.reward is None else f", reward {trajectory.reward:g}"
-    outcome = f"{trajectory.stop.value.replace('_', ' ')} after {len(trajectory.turns)} turns{reward}"
+    turns = "1 turn" if len(trajectory.turns) == 1 else f"{len(trajectory.turns)} turns"
+    outcome = f"{trajectory.stop.value.replace('_', ' ')} after {turns}{reward}"
     spans = []
     for author, style, text, images in trajectory.parts(decode):
         shortened = _PLACEHOLDERS.sub(lambda run: f"{run[1]} × {len(run[0]) // len(run[1])}", text)
