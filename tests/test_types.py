@@ -162,7 +162,7 @@ def test_invalid_task_is_rejected(value: object) -> None:
         Task.of(value)
 
 
-@pytest.mark.parametrize("question", [5, "", " ", ["Q"]])
+@pytest.mark.parametrize("question", [None, 5, "", " ", ["Q"]])
 def test_question_that_is_not_text_is_named_with_its_value(question: object) -> None:
     with pytest.raises(DataError, match=r"'question' must be non-empty text, not ") as caught:
         Task.of({"question": question})

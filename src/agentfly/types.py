@@ -253,7 +253,7 @@ class Task:
             images = _require_list(value.get("images"), "images") or list(filter(None, [value.get("image")]))
             question = value["question"]
             messages = _conversation([Message("user", (*map(Image.of, images), question) if images else question)])
-        elif value.get("question") is not None:
+        elif "question" in value:
             raise DataError(f"'question' must be non-empty text, not {value['question']!r:.80}")
         else:
             has = ", ".join(map(repr, value)) or "nothing"
