@@ -83,7 +83,8 @@ for line in sys.stdin:
         name = "say"
         if KIND == "other_tools" and os.path.exists("../hostile_started_before"):
             name = "shout"
-        answer(request, {"tools": [{"name": name, "description": "Say it.", "inputSchema": SCHEMA}]})
+        description = "Say it. " * (100_000 if KIND == "long_description" else 1)
+        answer(request, {"tools": [{"name": name, "description": description, "inputSchema": SCHEMA}]})
         if KIND == "other_tools":
             open("../hostile_started_before", "w").close()
     elif method == "tools/call":

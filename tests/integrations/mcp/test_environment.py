@@ -284,6 +284,7 @@ asyncio.run(main())
             "malformed_schema",
             r"the input schema of the MCP tool 'say' of the server Hostile is malformed: 'no such type'",
         ),
+        ("long_description", r"the tools of Hostile are described in 800,\d+ bytes; .* The largest is 'say'"),
     ],
 )
 def test_server_that_does_not_start_is_explained(kind, problem):

@@ -22,7 +22,13 @@ import mcp_types
 from agentfly.environment import Environment, Scope
 from agentfly.errors import ConfigError, EnvironmentFault, ToolTimeout
 from agentfly.integrations.mcp.connection import Connection, Endpoint, require_command_or_url
-from agentfly.integrations.mcp.tools import MCPTool, SchemaArguments, choose_names, to_observation
+from agentfly.integrations.mcp.tools import (
+    MCPTool,
+    SchemaArguments,
+    check_total_size,
+    choose_names,
+    to_observation,
+)
 from agentfly.sandbox.owner import process_name, remove_folder
 from agentfly.threads import wait_for
 from agentfly.tooling import MAX_LENGTH, Tool
@@ -120,6 +126,7 @@ class MCPServer(Environment):
         )
         if not names:
             raise ConfigError(f"{cls.__name__} offers no tools; the server has {', '.join(by_name) or 'none'}")
+        check_total_size([by_name[name] for name in names], cls.__name__)
         inherited = [name for base in cls.__mro__ for name, value in vars(base).items() if isinstance(value, MCPTool)]
         for attribute in inherited:
             setattr(cls, attribute, None)  # a class that has other settings may not offer it

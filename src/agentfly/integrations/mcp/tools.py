@@ -29,6 +29,8 @@ MAX_STRUCTURED = 1 << 16
 """Characters of structured content that are recorded with a call; a larger one is only shown, as far as it fits."""
 MAX_TOOLS = 256
 """Tools of a server that the model may use."""
+MAX_TOOLS_BYTES = 1 << 19
+"""Bytes of the descriptions and schemas of these tools as JSON, more than 100,000 tokens of a prompt."""
 MAX_SCHEMA_BYTES = 1 << 16
 """Bytes of a tool's input schema as JSON."""
 MAX_SCHEMA_DEPTH = 128
@@ -269,6 +271,17 @@ def choose_names(
             name, number = base[: _MAX_NAME - len(suffix)] + suffix, number + 1
         chosen[tool] = name
     return chosen
+
+
+def check_total_size(tools: Sequence[mcp_types.Tool], server: str) -> None:
+    """Raise ConfigError if the tools of a server take more of a prompt than is allowed."""
+    sizes = {tool.name: len(json.dumps([tool.description, tool.title, tool.input_schema])) for tool in tools}
+    if (total := sum(sizes.values())) > MAX_TOOLS_BYTES:
+        largest = max(sizes, key=sizes.__getitem__)
+        raise ConfigError(
+            f"the tools of {server} are described in {total:,} bytes; at most {MAX_TOOLS_BYTES:,} are allowed. The "
+            f"largest is {largest!r:.80}: select tools by include= or exclude= of the server's class"
+        )
 
 
 def to_observation(result: mcp_types.CallToolResult, progress: list[str]) -> dict[str, Any]:
