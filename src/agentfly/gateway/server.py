@@ -213,6 +213,7 @@ class TurnStream(StreamingResponse):
         for event in writer.start():
             yield _encode_event(event)
         while (deltas := await self._queue.get()) is not None:
+            # What has queued up becomes one write: with one per token, a slow client would fall behind ever further.
             while not self._queue.empty() and (later := self._queue.get_nowait()) is not None:
                 deltas += later
             if out := b"".join(_encode_event(event) for delta in deltas for event in writer.add(delta)):

@@ -65,7 +65,7 @@ class TemplateCache:
         key = json.dumps(tools, sort_keys=True)
         if key not in self._templates:
             async with self._lock:
-                if key not in self._templates:
+                if key not in self._templates:  # another request may have loaded it while this one waited
                     self._templates[key] = await call(self._load, tools=tools)
                     if len(self._templates) > MAX_TEMPLATES:
                         self._templates.popitem(last=False)
@@ -248,6 +248,7 @@ class GatewaySession:
             return self._limit(request.sampling, prompt_tokens, number=0)
         limits = self.settings.limits
         while True:
+            # The lowest free one: it decides the seed, so a turn that failed and is requested again is sampled alike.
             number = next(number for number in count() if number not in self._numbers)
             turn = self._limit(request.sampling, prompt_tokens, number)
             tokens = turn.sampling.max_tokens or 0

@@ -354,12 +354,13 @@ class Template:
         shape: tuple[object, ...] = (rendering.__name__,)
         for message in messages:
             content = message.content
+            # Templates rewrite turns of the model; a forged control token needs the guard of `_render_and_encode`.
             if message.role == "assistant" or not isinstance(content, str) or self.codec.forged.search(content):
                 return None
             if any(literal in content for literal in self._renderer.literals):
                 return None
             contents.append(content)
-            shape += (message.role, message.name)
+            shape += (message.role, message.name)  # templates write the name of a tool beside its result
         try:
             form = self._forms[shape]
         except KeyError:
@@ -371,7 +372,7 @@ class Template:
                 ]
                 return rendering(filled, "\ue000")
 
-            if len(self._forms) >= 4096:
+            if len(self._forms) >= 4096:  # names of tools may come from clients, without end
                 self._forms.clear()
             has_forged_name = any(self.codec.forged.search(message.name) for message in messages)
             is_fixed = not (self.codec.strips_space or self._has_forged_tools or has_forged_name)

@@ -135,7 +135,7 @@ class EngineBackend(Backend):
             prompt = mark_images(prompt, positions, images.images)
         room = self.context_length - len(prompt)
         if request.sampling.stop:
-            self._decode([])
+            self._decode([])  # raises without a tokenizer; in the engine's thread it would fail the whole batch
         limit = min(int(request.sampling.max_tokens or room), room)
         return await self._engine.sample(
             EngineRequest(request, prompt, limit, self._decode, texts=self._token_texts, images=images)
@@ -163,6 +163,7 @@ class EngineBackend(Backend):
         named = self.weights
         shapes = {name: parameter.shape for name, parameter in named.items()}
         pairs = list(loading.iterate_tensors(weights)) if isinstance(weights, Iterator) else weights
+        # All of them before one is copied: after half of an update, the weights would belong to no version.
         for name, value in loading.iterate_tensors(pairs):
             loading.check_weight(name, value, shapes)
 

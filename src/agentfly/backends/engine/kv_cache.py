@@ -73,6 +73,7 @@ class KVCache:
         if count > self.free:
             return None
         self.free -= count
+        # A copy: `release` writes slots of other sequences over this part of the stack.
         return self._stack[self.free : self.free + count].copy()
 
     def release(self, slots: Slots) -> None:
@@ -106,16 +107,17 @@ class ContiguousKVCache(KVCache):
         if count == 0:
             return NO_SLOTS
         hole = None
+        # Directly behind the sequence, if possible: attention reads a run of slots as a view, others are gathered.
         if last_slot is not None:
             at = bisect.bisect_left(self._holes, (last_slot + 1, 0))
             if at < len(self._holes) and self._holes[at][0] == last_slot + 1 and self._size(at) >= count:
                 hole = at
-        if hole is None:
+        if hole is None:  # the smallest that fits: cut from any hole, the pool would have none for a long prompt soon
             fitting = [at for at in range(len(self._holes)) if self._size(at) >= count]
             hole = min(fitting, key=self._size) if fitting else None
         if hole is not None:
             return self._take(hole, count)
-        pieces = []
+        pieces = []  # no hole is large enough: the largest ones, so that they are few
         while count:
             largest = max(range(len(self._holes)), key=self._size)
             pieces.append(self._take(largest, min(count, self._size(largest))))
@@ -133,6 +135,7 @@ class ContiguousKVCache(KVCache):
         if self.data.numel():
             if not len(source):
                 return
+            # Run by run: an indexed copy would gather all keys and values into a second tensor first.
             ends = [*(np.flatnonzero(np.diff(source) != 1) + 1).tolist(), len(source)]
             for begin, end in zip([0, *ends], ends, strict=False):
                 of, to = int(source[begin]), int(target[begin])
@@ -147,6 +150,7 @@ class ContiguousKVCache(KVCache):
             start = int(run[0])
             end = int(run[-1]) + 1
             at = bisect.bisect_left(self._holes, (start, end))
+            # Merged with the holes on both sides: apart, neither would have room for a run that fits into all of them.
             if at < len(self._holes) and self._holes[at][0] == end:
                 end = self._holes.pop(at)[1]
             if at and self._holes[at - 1][1] == start:
@@ -179,7 +183,7 @@ def default_cache_bytes(device: torch.device) -> int:
     """Bytes for keys and values: a share of the free memory."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        return int(free * 0.5)
+        return int(free * 0.5)  # the other half: activations, CUDA graphs and, while training, the learner
     return min(int(free_memory() * 0.25), 8 << 30)
 
 

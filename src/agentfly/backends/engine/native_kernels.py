@@ -164,7 +164,7 @@ def build() -> Path:
         with draft.open("r+b") as file:
             digest = hashlib.sha256(file.read()).digest()
             file.write(digest)
-        draft.replace(path)
+        draft.replace(path)  # in one step: another process that loads it meanwhile must not see half of a file
     return path
 
 

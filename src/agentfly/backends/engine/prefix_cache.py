@@ -82,6 +82,7 @@ class PrefixCache:
             child = node.children.get(int(tokens[done]))
             if child is None:
                 break
+            # The tokens leave this edge in its middle: both continuations then share the upper part.
             if not data.startswith(child.tokens.tobytes(), done * tokens.itemsize):
                 child = self._split(child, _common_length(child.tokens, tokens[done:]))
             node = child
@@ -111,6 +112,7 @@ class PrefixCache:
             return node
         if int(tokens[0]) in node.children:
             return None
+        # Copies: the arguments are views of the request's row, which the next request in it overwrites.
         child = RadixNode(tokens.copy(), slots.copy(), node)
         child.locks = 1
         node.children[int(tokens[0])] = child

@@ -98,6 +98,7 @@ class EngineRequest:
             text = self._texts[token] = self._decode([token, token])  # some tokenizers strip the first token's space
         if "\ufffd" not in text and not any(stop[-1] in text for stop in stops):
             return False
+        # A character may take four tokens, one for each of its bytes.
         last = min(len(sampled), 4 * max(map(len, stops)) + 16)
         text = self._decode(sampled[-last:].tolist())
         return any(stop in text for stop in stops)
@@ -131,6 +132,7 @@ class PendingRequest:
                 except KeyboardInterrupt:
                     raise
                 except BaseException as error:
+                    # A future refuses StopIteration, and SystemExit would end the event loop of all requests.
                     fits = isinstance(error, Exception) and not isinstance(error, StopIteration)
                     self.future.set_exception(error if fits else RuntimeError(describe(error)))
 

@@ -114,7 +114,7 @@ class FeatureCache:
         for image in images:
             self._features.move_to_end(image.digest)
             loaded[image.digest] = self._features[image.digest]
-        while self._bytes > FEATURE_BYTES:
+        while self._bytes > FEATURE_BYTES:  # `loaded` keeps what this pass needs, also where the cache drops it
             self._bytes -= self._features.popitem(last=False)[1].nbytes
         return loaded
 
@@ -202,6 +202,7 @@ def mark_images(prompt: Tokens, positions: Ints, images: Sequence[EncodedImage])
     start = 0
     for image in images:
         image_positions = positions[start : start + image.num_tokens]
+        # Below 0 as int32, so that no token of the vocabulary equals one.
         words = np.frombuffer(image.digest[:8], np.uint32).astype(np.int64) % (2**31 - 2)
         marked[image_positions] = -1 - words[np.arange(len(image_positions)) % 2]
         start += len(image_positions)
