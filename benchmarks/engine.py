@@ -261,7 +261,7 @@ async def run(options: argparse.Namespace) -> None:
     model = AutoModelForCausalLM.from_pretrained(resolve(name), dtype=torch.float32).eval()
     backends = [EngineBackend(model, kv_memory=MEMORY) for _ in range(3 if "torch" in options.sides else 2)]
     backend, uncached = backends[:2]
-    uncached._engine._scheduler._reuse = False
+    uncached._engine._scheduler._share_prefixes = False
     sizes, most = ((1, 4), 8) if quick else ((1, 8, 32, 64), options.max_tokens)
     with contextlib.ExitStack() as stack:
         sides = {"agentfly": run_embedded(backend)}
