@@ -86,7 +86,7 @@ full: $(AGENTS)  ## the longer tests: browsers, fuzzed gateways, agents of other
 		$$(grep -rlE --include='test_*.py' --exclude-dir=verl 'mark\.full|browser_full' tests)
 
 docs: $(DEV)  ## build the docs site into build/site; a broken link or a warning is an error
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs --quiet build --strict
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "» build/site/index.html; with search: python3 -m http.server -d build/site"
 
 demo: $(if $(wildcard $(DEV)),$(DEV),$(CORE))  ## train a small agent, without GPU or model download

@@ -46,6 +46,18 @@ def test_the_file_of_the_readme_trains(tmp_path: Path, small_model: Path) -> Non
     assert (tmp_path / "run" / "report.html").is_file()
 
 
+def test_semicolons_are_rare_in_prose() -> None:
+    """Two short sentences are easier to read than one with a semicolon: fewer than 3 in 1,000 words."""
+    words = semicolons = 0
+    for page in PAGES:
+        blocks = re.sub(r"^```.*?^```|^\|.*?$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        prose = re.sub(r"`[^`]*`|\]\([^)]*\)", " ", blocks)
+        words += len(prose.split())
+        semicolons += prose.count(";")
+    assert words > 40_000
+    assert 1000 * semicolons < 3 * words
+
+
 VARIABLE = re.compile(
     r"""\benviron(?:\.get|\.setdefault)?[(\[]\s*"([A-Z][A-Z_]+)"|"(AGENTFLY_[A-Z_]+|[A-Z]+_API_(?:KEY|URL))\""""
 )
