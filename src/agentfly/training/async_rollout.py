@@ -183,9 +183,10 @@ class AsyncCollector(StepCollector):
         finally:
             polling.cancel()
             await asyncio.gather(polling, return_exceptions=True)
+        # Only a complete batch counts: a resumed run takes the groups of a cancelled step again, from the journal.
         self._taken = step
         self._held = 0
-        if not recorded:
+        if not recorded:  # else the journal has the line, and a second one would end the replay of a later resume
             self._journal.append({"step": step, "groups": positions})
         # Count the tokens to train by the updates since the weights that sampled them.
         segments = [segment for group in selection.groups for episode in group for segment in episode.segments]
@@ -201,7 +202,8 @@ class AsyncCollector(StepCollector):
         self._version = version
         self._counts += self._repeated_counts.pop(version, Counter())
         config = self.config.async_training
-        for group in list(self._groups.values()):
+        for group in list(self._groups.values()):  # a copy: discarding changes the mapping
+            # Version `version` is what the next step trains with, so this is the age that its tokens would have there.
             if group.age(version) <= config.max_staleness:
                 continue
             if group.running is not None:
@@ -237,6 +239,7 @@ class AsyncCollector(StepCollector):
             yield group
         while True:
             self._start_groups()
+            # Before looking: a group that completes between the look and the wait would not wake it up.
             self._changed.clear()
             if self._error is not None:
                 raise self._error
@@ -256,12 +259,14 @@ class AsyncCollector(StepCollector):
         overtaken = sum(
             not group.complete and group.age(self._version) > STEPS_AHEAD for group in self._groups.values()
         )
+        # Steps whose groups may run now; at the end of the run, none that no step would take.
         ahead = min(self._version + 1 + STEPS_AHEAD, config.steps) - self._taken
         while len(self._groups) - overtaken < ahead * config.tasks_per_step - self._held:
             self._add_group()
         most = config.run_options.get("max_concurrent_chains")
         running = sum(group.running is not None for group in self._groups.values())
         for group in list(self._groups.values()):
+            # A group starts when all of its chains fit: those that wait would get older.
             if most is not None and running and (running + 1) * self._size > most:
                 break
             if group.running is None and not group.complete:

@@ -190,7 +190,7 @@ def fit_cache(
     if learner.device.type != "cuda":
         return plan
     needed, tokens = learner.measure_update(longest)
-    # What is gathered is part of the measured peak.
+    # What is gathered is part of the measured peak, and would be counted twice.
     parts = {**plan.parts, "gathered_weights": 0, "activations": max(needed - plan.parts["gradients"], 0)}
     total = device_memory(learner.device)
     spare = total - sum(parts.values()) + parts["kv_cache"]
@@ -223,6 +223,7 @@ def _plan(
     # Bytes of one of the engine's weights; 0 where it runs in another process.
     item = resolve_dtype(settings.get("dtype"), device).itemsize if embedded else 0
     tower = size.tower if config.vision.train_tower else 0
+    # An adapter of rank r on a matrix [out, in] has r · (out + in) weights.
     trained = size.parameters + tower if config.lora_rank is None else config.lora_rank * size.linear_width
     has_reference = bool(config.kl.coef) and config.lora_rank is None
     frozen = 0 if config.lora_rank is None else size.parameters
@@ -230,6 +231,7 @@ def _plan(
     frozen_item = frozen_weight_dtype(config, on_gpu=on_gpu).itemsize
     longest = config.run_options.get("context_length") or 0
     tokens = max(config.micro_batch_tokens, longest)  # a longer chain is a micro-batch of its own
+    # Keys and values of every layer: a smaller cache would cut the longest chain.
     least_cache = 2 * size.layers * size.kv_width * item * max(MIN_CACHE_TOKENS, longest)
     separate = item < 4 or config.async_training.max_staleness > 0 or ranks > 1
     rows = settings.get("max_rows") or GPU_ROWS
@@ -239,6 +241,7 @@ def _plan(
         2 * step_tokens * (3 * size.inner + 8 * size.width) + rows * size.vocab * 14 + 4 * (rows + 1) * size.positions
     )
     parts = {
+        # Weight 4, gradient 4 and AdamW's two moments 8 bytes per trained weight, all in float32.
         "weights": (4 * trained + frozen_item * frozen) // ranks + frozen_item * frozen_tower,
         "gradients": 4 * trained // ranks,
         "optimizer": 8 * trained // ranks,

@@ -69,6 +69,7 @@ class Optimizer:
             non_finite = (name for name, gradient in gradients.items() if not _gather(gradient.norm()).isfinite())
             raise NonFiniteError(f"the gradient is not finite; the first such weight is {next(non_finite, 'none')}")
         torch.nn.utils.clip_grads_with_norm_(self.weights.values(), self._max_norm, norm)
+        # Computed from the number of the update: a resumed run needs no state of a scheduler.
         for group in self._adam.param_groups:
             group["lr"] = self.schedule.at(update)
         self._adam.step()
@@ -91,6 +92,7 @@ class Optimizer:
         if other := names ^ set(self.weights) if names else set():
             raise DataError(f"the saved optimizer state belongs to another model: look at {min(other)}")
         for name, weight in self.weights.items() if names else ():
+            # A copy: AdamW changes its state in place, and the tensors are the caller's.
             self._adam.state[weight] = {
                 key: tensors[f"{name}/{key}"].to(weight.device, copy=True) for key in _ADAM_STATE
             }

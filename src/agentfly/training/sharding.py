@@ -71,7 +71,7 @@ class Ranks:
 
         A command inside of another one is part of it, and is not sent. Raises RankError with another rank's failure.
         """
-        with self._lock:
+        with self._lock:  # two threads' collectives would interleave differently on every rank, and wait forever
             outermost = not self._in_command
             self._in_command = True
             try:
@@ -98,6 +98,7 @@ class Ranks:
     def _report_failure(self, error: Exception) -> None:
         """Tell the other ranks why this one fails. If another one failed first, raise RankError with its reason."""
         failure = f"rank {self.rank} failed: {describe(error)}"
+        # The other ranks fail too, since their connections break: only the first failure is the cause.
         first = self._store.compare_set(_FAILURE, "", failure).decode()
         if first != failure:
             raise RankError(first) from error
@@ -122,6 +123,7 @@ class Ranks:
             yield
         except AgentFlyError as error:
             failure = error
+        # A collective: a rank that raised without it would leave the others waiting in theirs.
         failures = [error for error in self.all_gather(failure) if error is not None]
         if failures:
             raise failures[0]
@@ -164,7 +166,7 @@ class Ranks:
             weight.data = weight.data.to(self.device)
         language = model.get_decoder() if tower else model
         layers = [module for module in language.modules() if isinstance(module, GradientCheckpointingLayer)]
-        for module in (*layers, model):
+        for module in (*layers, model):  # inner ones first: the outer unit takes the weights that are left
             fully_shard(module, mesh=self.mesh, mp_policy=policy, ignored_params=tower)
             assert isinstance(module, FSDPModule)
             # The token weights of a mini-batch add up to 1 over all ranks, so gradients are summed, not averaged.
@@ -188,7 +190,7 @@ class Ranks:
         }
         out = {}
         for name, (shape, dtype, scalar) in self.broadcast(header).items():
-            if scalar is not None:
+            if scalar is not None:  # AdamW's step counts have no dimension to be sharded along
                 out[name] = scalar
                 continue
             whole = tensors[name] if self.leads else torch.empty(shape, dtype=dtype)
@@ -216,6 +218,7 @@ class ShardedRunner(MicroBatchRunner):
         split = [split_micro_batches(share, self.tokens, length, padded=self._padded) for share in shares]
         batches = split[self._ranks.rank]
         filler = [min(range(len(lengths)), key=length)] if lengths else []
+        # A rank with fewer passes than the others would leave them waiting in the collectives of theirs.
         missing = max(map(len, split)) - len(batches)
         return [(batch, False) for batch in batches] + [(filler, True)] * missing
 

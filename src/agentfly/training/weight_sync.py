@@ -96,7 +96,7 @@ class Canary:
         scores = await compute(self._score, completions)
         difference = _mean_difference([completion.logprobs for completion in completions], scores)
         # A backend, or a member of a fleet, that answers exactly as before while the learner has moved never received
-        # the weights.
+        # the weights. A small update stays below the tolerance, so the first comparison alone would not notice.
         moved = [
             _mean_difference([before], [score])
             for now, score, (then, before) in zip(completions, scores, self._last, strict=False)
