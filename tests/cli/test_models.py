@@ -18,7 +18,9 @@ def build(folder: Path, scratch: Path) -> None:
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENTFLY_CACHE", str(tmp_path))
-    monkeypatch.setattr(models, "PREPARED", {"toy": PreparedModel("toy", "1", "a test", "MIT", 2_000_000, 4, build)})
+    for name in list(models.PREPARED):
+        monkeypatch.delitem(models.PREPARED, name)
+    monkeypatch.setitem(models.PREPARED, "toy", PreparedModel("toy", "1", "a test", "MIT", 2_000_000, 4, build))
 
 
 def invoke(*words: str) -> tuple[int, str]:

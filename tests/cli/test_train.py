@@ -254,7 +254,7 @@ def test_logger_beside_the_recipe_is_named_on_the_command_line(tmp_path: Path) -
 
 
 def test_program_on_another_rank_needs_no_run_directory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentfly.training.launch_or_join_ranks", lambda *_, **__: True)
+    monkeypatch.setattr("agentfly.training.start.launch_or_join_ranks", lambda *_, **__: True)
     run = train(agent, tasks, TrainConfig(), run="on-the-machine-of-rank-0")
     with pytest.raises(AgentFlyError, match="cannot be read"):
         run.config  # noqa: B018
