@@ -45,3 +45,11 @@ def test_workflows_test_the_supported_versions_of_python() -> None:
     supported = [name.removeprefix(prefix) for name in project["classifiers"] if name.startswith(f"{prefix}3.")]
     tests = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text())
     assert tests["jobs"]["quick"]["strategy"]["matrix"]["python"] == supported
+
+
+def test_contributing_names_every_module_of_the_root() -> None:
+    tree = (ROOT / "CONTRIBUTING.md").read_text().partition("## The tree")[2].partition("## Where")[0]
+    paths = [path for path in (ROOT / "src" / "agentfly").iterdir() if not path.name.startswith("__")]
+    names = [path.name if path.suffix else f"{path.name}/" for path in paths if path.suffix in ("", ".py")]
+    assert "training/" in names
+    assert not [name for name in names if not re.search(rf"(^|\s){re.escape(name)}", tree)]
