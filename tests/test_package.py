@@ -84,7 +84,8 @@ def test_no_module_shares_its_name_with_a_public_function() -> None:
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-INSTALL = re.compile(r"pip install[^\n`]*?(?<![\w./-])(agentfly[\w-]*)(?:\\?\[([\w,-]+)\\?\])?")
+INSTALL = re.compile(r"pip install[^\n`]*?(?<![\w./-])(agentfly[\w-]*|\.(?=\[))(?:\\?\[([\w,-]+)\\?\])?")
+"""The distribution and its extras, by name or in a clone: `agentfly-rl[train]`, `.[train]`."""
 
 
 def test_every_install_line_names_this_distribution_and_an_extra_it_has() -> None:
@@ -94,7 +95,7 @@ def test_every_install_line_names_this_distribution_and_an_extra_it_has() -> Non
             continue
         for distribution, extras in INSTALL.findall(path.read_text()):
             found += 1
-            assert distribution == PROJECT["name"], (path, distribution)
+            assert distribution in (PROJECT["name"], "."), (path, distribution)
             for extra in filter(None, extras.split(",")):
                 assert extra in PROJECT["optional-dependencies"], (path, extra)
     assert found > 15
