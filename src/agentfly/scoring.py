@@ -411,7 +411,7 @@ class Scorer:
             if score.per_turn is None and per_turn:
                 per_turn[-1] += weight * score.total  # a reward of the whole chain counts at its last turn
         if faults:
-            faults[0].metrics = metrics
+            faults[0].metrics = {**faults[0].metrics, **metrics}
             raise faults[0]
         has_turns = any(score.per_turn is not None for _, _, score in scores)
         return _build_score(total, tuple(per_turn) if has_turns else None, metrics)

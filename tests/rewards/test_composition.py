@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from agentfly import Environment, Task, reward, tool
@@ -57,6 +59,22 @@ def test_product_multiplies_its_parts() -> None:
     chain = agent_of(product(shining, half, column), [PRESS, "done"]).run_sync(ROW)[0]
     assert chain.reward == 0.25
     assert chain.score.metrics == {"shining": 1.0, "half": 0.5, "half/length": 4, "column": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("level", "problem"), [(1e20, r"'column_square' returned 1e\+40"), (float("nan"), "'column' returned nan")]
+)
+def test_product_that_is_no_reward_fails_its_own_chain(level: float, problem: str) -> None:
+    @reward
+    def square(level: float) -> float:
+        return level
+
+    rows = [{**ROW, "level": level}, {**ROW, "level": 0.5}]
+    bad, good = agent_of(product(half, product(column, square)), ["done"]).run_sync(rows)
+    assert (bad.reward, good.reward) == (None, 0.125)
+    failure = bad.failures[-1]
+    assert re.search(problem, failure.message)
+    assert failure.metrics == {"half": 0.5, "half/length": 4}  # of the parts before it
 
 
 def test_parts_after_a_zero_are_not_evaluated() -> None:

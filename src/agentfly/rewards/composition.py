@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from agentfly.environment import Environment
-from agentfly.errors import ConfigError
+from agentfly.errors import ConfigError, RewardFault
 from agentfly.resources import Leases
-from agentfly.scoring import Reward, RewardLike, find_reward
+from agentfly.scoring import Reward, RewardLike, find_reward, to_score
 from agentfly.tooling import Context
 from agentfly.trajectory import Score, Trajectory
 from agentfly.types import Task
@@ -50,14 +51,19 @@ class Product(Reward):
         total = 1.0
         metrics: dict[str, Any] = {}
         for number, factor in enumerate(self.parts, 1):
-            score = await factor.score(trajectory, context, leases, used)
+            try:
+                score = await factor.score(trajectory, context, leases, used)
+            except RewardFault as fault:
+                fault.metrics = {**metrics, **fault.metrics}
+                raise
             metrics[factor.name] = score.total
             metrics |= {f"{factor.name}/{name}": value for name, value in score.metrics.items()}
             is_gate = self.threshold is not None and number < len(self.parts)
             total *= float(score.total >= (self.threshold or 0.0)) if is_gate else score.total
             if not total:
                 break
-        return Score(total, None, metrics)
+        # Factors that are each within the bound may have a product that is not, which fails only this chain.
+        return replace(to_score(total, len(trajectory.turns), f"reward {self.name!r}"), metrics=metrics)
 
 
 def _reject_call() -> float:
