@@ -272,14 +272,15 @@ async def ask_together(gateway: Gateway, key: str, count: int, **fields: Any) ->
 @pytest.mark.parametrize(
     ("limits", "turns", "tokens", "code"),
     [
-        (ChainLimits(max_turns=3, max_chain_tokens=400), 3, 33, "max_turns"),
+        (ChainLimits(max_turns=3), 3, 33, "max_turns"),
         (ChainLimits(max_turns=30, max_chain_tokens=40), 4, 40, "max_chain_tokens"),
     ],
 )
 async def test_limits_hold_for_parallel_requests(
     limits: ChainLimits, turns: int, tokens: int, code: str, stream: bool
 ) -> None:
-    async with serve(lambda turn: "0123456789") as gateway:
+    # With a latency, requests are admitted while others run: without one, each ends before the next is admitted.
+    async with serve(ScriptedBackend("0123456789", latency=0.01)) as gateway:
         key, session = await gateway.open_session(ChainSettings(limits=limits))
         answers = await ask_together(gateway, key, 50, stream=stream)
         assert sum(code in answer.text for answer in answers) == 50 - turns
