@@ -323,17 +323,15 @@ def open_loggers(names: Iterable[str], directory: RunDirectory) -> RunLoggers:
     """Create the loggers by name, not started yet. Raises ConfigError for one that is unknown or not installed."""
     # The console starts last: other loggers may prompt the user first.
     ordered = sorted(validate_loggers(names), key=lambda name: name == "console")
-    return RunLoggers({name: _open_logger(name, directory) for name in ordered})
-
-
-def _open_logger(name: str, directory: RunDirectory) -> RunLogger:
-    if name in _LOGGERS:
-        return _LOGGERS[name][1](directory)
-    try:
-        logger: RunLogger = _resolve_class(name)(directory)
-    except (Exception, SystemExit) as error:
-        raise ConfigError(f"logger {name!r} could not be created from the run directory: {describe(error)}") from error
-    return logger
+    loggers: dict[str, RunLogger] = {}
+    for name in ordered:
+        make_logger = _LOGGERS[name][1] if name in _LOGGERS else _resolve_class(name)
+        try:
+            loggers[name] = make_logger(directory)
+        except (Exception, SystemExit) as error:
+            text = f"logger {name!r} could not be created from the run directory: {describe(error)}"
+            raise ConfigError(text) from error
+    return RunLoggers(loggers)
 
 
 def _resolve_class(reference: str) -> Callable[[RunDirectory], RunLogger]:

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import difflib
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, fields
 from typing import Any, Literal, Self
@@ -26,7 +27,6 @@ from agentfly.runs.loggers import validate_loggers
 from agentfly.training.config_records import (
     FOREIGN_FIELDS,
     NESTED,
-    NESTED_NAMES,
     AsyncTrainingConfig,
     CheckpointConfig,
     EvaluationConfig,
@@ -322,6 +322,17 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "sampling": parse_sampling,
     "loggers": validate_loggers,
 }
+
+
+_GROUPS = {**NESTED, "sampling": Sampling}
+_SHARED = Counter(field.name for cls in (TrainConfig, *_GROUPS.values()) for field in fields(cls))
+NESTED_NAMES = {
+    flat_name: f"{group}.{field.name}"
+    for group, cls in _GROUPS.items()
+    for field in fields(cls)
+    for flat_name in (f"{group}_{field.name}", *([field.name] if _SHARED[field.name] == 1 else []))
+}
+"""Flat names that users try, such as kl_target and learning_rate → the fields they mean, for error messages."""
 
 
 def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from agentfly.algorithms.base import Algorithm, validate_clip
 from agentfly.errors import ConfigError
-from agentfly.types import Sampling
 from agentfly.validation import record
 
 MAX_LEARNING_RATE = 1.0
@@ -238,18 +237,6 @@ NESTED: dict[str, Any] = {
     "vision": VisionConfig,
 }
 """Nested records by the name of their field in TrainConfig."""
-NESTED_NAMES = {
-    "clip": "loss.clip", "aggregation": "loss.aggregation",
-    "entropy": "loss.entropy_coef", "correction": "loss.correction", "correction_cap": "loss.correction_cap",
-    "kl_estimator": "kl.estimator", "kl_target": "kl.target", "save_every": "checkpoint.every",
-    "keep": "checkpoint.keep", "eval_every": "evaluation.every", "eval_chains": "evaluation.chains",
-    "eval_tasks": "evaluation.tasks", "distillation": "teacher.model", "max_staleness": "async_training.max_staleness",
-    "on_stale": "async_training.on_stale",
-    **{field.name: f"optimizer.{field.name}" for field in fields(OptimizerConfig)},
-    **{field.name: f"sampling.{field.name}" for field in fields(Sampling)},
-}  # fmt: skip
-"""Flat names that users try → the fields they mean, for error messages."""
-
 FOREIGN_FIELDS = {
     "lr": "optimizer.learning_rate", "beta": "kl.coef", "kl_coef": "kl.coef", "kl_loss_coef": "kl.coef",
     "init_kl_coef": "kl.coef", "kl_penalty": "kl.estimator", "kl_loss_type": "kl.estimator",
@@ -279,8 +266,9 @@ FOREIGN_FIELDS = {
     "val_files": "eval_tasks in the recipe", "output_dir": "--run FOLDER", "default_local_dir": "--run FOLDER",
     "experiment_name": "--run FOLDER", "run_name": "--run FOLDER", "gamma": "algorithm.gamma", "lam": "algorithm.lam",
     "reward_funcs": "reward= of the agent", "project_name": "the environment variable WANDB_PROJECT",
+    "save_every": "checkpoint.every", "eval_every": "evaluation.every",
 }  # fmt: skip
-"""Fields of TRL and verl, without verl's groups (`actor_rollout_ref.rollout.`) → ours, for error messages."""
+"""Fields of TRL, verl and nanochat, without verl's groups (`actor_rollout_ref.rollout.`) → ours, for error messages."""
 
 LEARNING_RATE_TOO_HIGH = (
     "{name}={rate:g} destroys any model in a few steps; usual are 1e-6 to 1e-5 for a pretrained model, ten times as "

@@ -25,24 +25,19 @@ from agentfly.trajectory import TrainingTreatment, Trajectory
 class Exclusion(enum.Enum):
     """Why a chain is not trained."""
 
-    DROPPED = "dropped"
-    MASKED = "masked"
-    ALONE = "alone"
-    ZERO_VARIANCE = "zero_variance"
+    DROPPED = "dropped", "The failure policy removes the whole group where one of its chains has treatment drop_group."
+    MASKED = "masked", "The failure policy gave this chain treatment mask: no loss, and no part in the baseline."
+    ALONE = "alone", "Too few chains of this group are left to compare with each other."
+    ZERO_VARIANCE = (
+        "zero_variance",
+        "All chains of this group have the same return, so that every advantage would be zero; zero_variance leaves "
+        "such groups out.",
+    )
 
-    @property
-    def rule(self) -> str:
+    def __init__(self, metric: str, rule: str) -> None:
+        self.metric = metric
+        self.rule = rule
         """The rule as a sentence."""
-        return _RULES[self]
-
-
-_RULES = {
-    Exclusion.DROPPED: "The failure policy removes the whole group where one of its chains has treatment drop_group.",
-    Exclusion.MASKED: "The failure policy gave this chain treatment mask: no loss, and no part in the baseline.",
-    Exclusion.ALONE: "Too few chains of this group are left to compare with each other.",
-    Exclusion.ZERO_VARIANCE: "All chains of this group have the same return, so that every advantage would be zero; "
-    "zero_variance leaves such groups out.",
-}
 
 
 def find_exclusions(
@@ -98,7 +93,7 @@ def select_groups(
     zero_variance = 0
     for chains in groups(trajectories):
         reasons = find_exclusions(chains, min_chains=min_chains, keep_zero_variance=keep_zero_variance)
-        counts.update(reason.value for reason in reasons if reason not in (None, Exclusion.ZERO_VARIANCE))
+        counts.update(reason.metric for reason in reasons if reason not in (None, Exclusion.ZERO_VARIANCE))
         if Exclusion.DROPPED in reasons:
             continue
         counts["zeroed"] += sum(chain.treatment is TrainingTreatment.ZERO for chain in chains)
