@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
@@ -181,15 +180,7 @@ def _attend_block(rows: torch.Tensor, block: QuerySpan, cache: LayerCache) -> to
 
 
 def _mask(count: int, seen: int, window: int | None, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Which of `seen` tokens the last `count` of them see: a part of a table that is made once."""
-    size = 1 << (seen + BLOCK).bit_length()
-    begin = size - BLOCK - seen + count
-    mask = _mask_table(size, window, dtype, device)[:count, begin : begin + seen]
-    return mask if device.type == "cpu" else mask.clone()  # kernels of a GPU read aligned words
-
-
-@lru_cache(maxsize=8)
-def _mask_table(size: int, window: int | None, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """What a block at the end of `size` tokens, with one more token behind each, adds to its scores: 0 or -inf."""
-    seen = torch.ones(BLOCK, size, dtype=dtype, device=device).tril(size - BLOCK)
-    return (seen if window is None else seen.triu(size - BLOCK - window + 1)).log()
+    """[token, key] What the last `count` of `seen` tokens add to the scores of all of them: 0 or -inf."""
+    hidden = torch.full((count, seen), -torch.inf, dtype=dtype, device=device)
+    later = hidden.triu(seen - count + 1)
+    return later if window is None else later + hidden.tril(seen - count - window)
