@@ -23,7 +23,7 @@ class Member(Backend):
         self.version = 0
         self.broken = False
         self.closed = False
-        self.weights: dict[str, int] = {}
+        self.loaded_weights: dict[str, int] = {}
         self.chains: list[str] = []
         self.go = asyncio.Event()
 
@@ -42,7 +42,7 @@ class Member(Backend):
         await self.go.wait()
         if self.broken:
             raise BackendFault(f"member {self.number} is down")
-        self.weights = dict(weights)
+        self.loaded_weights = dict(weights)
         self.version = version
 
     async def close(self) -> None:
@@ -90,7 +90,7 @@ async def test_member_that_fails_gets_no_chains_until_the_next_weights() -> None
     members[0].broken = members[1].broken = False
     await fleet.update_weights([("w", 5)], 3)
     assert fleet.weight_version == 3
-    assert [member.weights for member in members] == [{"w": 5}, {"w": 5}]
+    assert [member.loaded_weights for member in members] == [{"w": 5}, {"w": 5}]
     assert (await fleet.generate(turn("c"))).weight_versions == [3]
     await fleet.close()
     assert all(member.closed for member in members)
@@ -107,7 +107,7 @@ async def test_weights_reach_the_other_members_before_an_error_is_raised() -> No
     members[1].go.set()
     with pytest.raises(BackendFault, match="member 0 is down"):
         await update
-    assert members[1].weights == {"w": 5}
+    assert members[1].loaded_weights == {"w": 5}
 
 
 async def test_opened_members_are_closed_if_another_one_cannot_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
