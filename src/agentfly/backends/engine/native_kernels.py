@@ -8,6 +8,7 @@ atomically. Without a compiler the engine computes with torch's operators.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -150,8 +151,10 @@ def build() -> Path:
     key = hashlib.sha256(b"\0".join([source, version, *map(str.encode, about)])).hexdigest()[:32]
     folder = cache_root().parent / "kernels"
     path = folder / f"{key}.so"
-    if _is_intact(path):
-        return path
+    with contextlib.suppress(FileNotFoundError):
+        library = path.read_bytes()
+        if hashlib.sha256(library[:-_DIGEST_BYTES]).digest() == library[-_DIGEST_BYTES:]:
+            return path
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".build-", dir=folder) as scratch:
         draft = Path(scratch) / path.name
@@ -185,11 +188,3 @@ def _describe_processor() -> str:
     except OSError:
         return platform.processor()
     return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU "))}))
-
-
-def _is_intact(path: Path) -> bool:
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return False
-    return hashlib.sha256(data[:-_DIGEST_BYTES]).digest() == data[-_DIGEST_BYTES:]

@@ -284,7 +284,7 @@ class Scheduler:
         if not isinstance(self.kv_cache, ContiguousKVCache):
             return
         slots = tables.slots[row, :reserved]
-        tables.adjacent[row] = _is_run(slots)
+        tables.adjacent[row] = (np.diff(slots) == 1).all()
         run = None if tables.adjacent[row] else self.kv_cache.allocate_run(reserved)
         if run is not None:
             assert request.node is not None
@@ -337,8 +337,3 @@ class Scheduler:
         del self.running[request]
         request.row = -1
         request.node = None
-
-
-def _is_run(slots: Slots) -> bool:
-    """Whether slots are adjacent and in order."""
-    return not len(slots) or (int(slots[-1]) - int(slots[0]) == len(slots) - 1 and bool((np.diff(slots) == 1).all()))
