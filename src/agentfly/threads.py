@@ -107,7 +107,12 @@ class LoopTimer(Coroutine[Any, Any, Result]):
         self._coroutine.close()
 
     def __await__(self) -> Generator[Any, Any, Result]:
-        return _resume(self, self.send(None))
+        try:
+            awaited = self.send(None)
+        except StopIteration as finished:
+            result: Result = finished.value
+            return result
+        return (yield from _resume(self, awaited))
 
     def _time(self, step: Callable[..., Any], *args: Any) -> Any:
         started = time.perf_counter()

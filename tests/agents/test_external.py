@@ -308,6 +308,18 @@ async def test_a_bad_reward_of_a_program_keeps_the_treatment_of_a_failed_chain()
     await agent.close()
 
 
+async def test_async_program_that_blocks_the_loop_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    async def call_without_await() -> str:
+        time.sleep(0.25)  # noqa: ASYNC251  (as a client without async does)
+        return "x"
+
+    agent = make_agent("x", call_without_await)
+    (chain,) = await agent.run("Hi")
+    assert chain.prediction == "x"
+    assert "program 'call_without_await' blocked the event loop for 0." in caplog.text
+    await agent.close()
+
+
 async def test_a_metric_that_is_no_number_is_stored_as_none() -> None:
     async def program(value: float) -> dict[str, Any]:
         return {"prediction": "x", "reward": 1, "loss": value}

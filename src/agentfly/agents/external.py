@@ -23,7 +23,7 @@ from agentfly.rollout.events import ChainStarted, Event
 from agentfly.scoring import RewardSpec, to_score
 from agentfly.segment import require_json, to_plain
 from agentfly.templates.tokenizer import BYTES
-from agentfly.threads import call
+from agentfly.threads import LoopTimer, call
 from agentfly.tooling.schema import type_hints
 from agentfly.trajectory import Failure, FailureKind, Score, StopReason, TrainingTreatment, Trajectory
 from agentfly.types import Task
@@ -118,7 +118,8 @@ class ExternalChain(Chain):
 
         def run(environments: Mapping[type[Environment], Environment]) -> Awaitable[Any]:
             injected = {name: environments[env_class] for name, env_class in agent.env_parameters.items()}
-            return call(program, **arguments, **injected)
+            name = getattr(program, "__name__", type(program).__name__)
+            return LoopTimer(call(program, **arguments, **injected), f"program {name!r}")
 
         env_classes = tuple(dict.fromkeys(agent.env_parameters.values()))
         return await (self.leases.act(env_classes, run) if env_classes else run({}))
