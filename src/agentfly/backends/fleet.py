@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import Any
 
 from agentfly.backends.base import Backend, Request
+from agentfly.backends.registry import open_backend
 from agentfly.errors import BackendFault, ConfigError
 from agentfly.templates.template import Template
 from agentfly.threads import wait_for
@@ -35,8 +36,6 @@ class FleetBackend(Backend):
             members: Backends, or their settings with `backend` as the name.
             model: A setting of all of them.
         """
-        from agentfly.backends import open_backend  # which knows this module by name
-
         if not members:
             raise ConfigError("a fleet needs at least one member: members=[{'backend': 'client', 'base_url': …}, …]")
         shared = {} if model is None else {"model": model}
