@@ -207,9 +207,11 @@ async def test_slot_granted_to_a_cancelled_waiter_goes_to_the_next() -> None:
     assert served == ["next"]
 
 
-@pytest.mark.parametrize("settings", [{"slots": 0}, {"chunk": 0}, {"script": []}, {"script": [1]}])
+@pytest.mark.parametrize(
+    "settings", [{"slots": 0}, {"chunk": 0}, {"latency": -1}, {"logprob": 0.5}, {"script": []}, {"script": [1]}]
+)
 def test_invalid_settings_are_rejected(settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"at least|a list of texts"):
+    with pytest.raises(ConfigError, match=r"at least|at most|a list of texts"):
         ScriptedBackend(**{"script": "x", **settings})
 
 

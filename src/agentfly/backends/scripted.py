@@ -13,13 +13,15 @@ import inspect
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from agentfly.backends.base import Backend, Request
 from agentfly.errors import BackendFault, ConfigError
 from agentfly.templates.template import Template
 from agentfly.types import Completion, DefaultLimit, FinishReason
-from agentfly.validation import PositiveInt, validate_arguments
+from agentfly.validation import NonNegativeFloat, PositiveInt, validate_arguments
 
 
 class ScriptedTurn:
@@ -56,9 +58,9 @@ class ScriptedBackend(Backend):
         self,
         script: Script,
         *,
-        latency: float | Callable[[Request], float] = 0.0,
+        latency: NonNegativeFloat | Callable[[Request], float] = 0.0,
         slots: PositiveInt | None = None,
-        logprob: float = -0.1,
+        logprob: Annotated[float, Field(le=0)] = -0.1,
         context_length: PositiveInt | None = None,
         chunk: PositiveInt | None = None,
     ) -> None:
