@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -674,6 +675,28 @@ async def test_repeated_timeouts_of_a_function_end_the_chain_as_a_tool_timeout()
     trajectory = await run([call("hang")] * 3, tools=[hang], on_tool_error=RecoveryRule(limit=1))
     assert (trajectory.stop, trajectory.stop.failure, len(trajectory.turns)) == (StopReason.TOOL_TIMEOUT, None, 2)
     assert trajectory.treatment is TrainingTreatment.TRAIN
+
+
+async def test_functions_that_block_the_event_loop_are_reported_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    class SlowShelf(Environment):
+        async def reset(self, task: Task) -> None:
+            time.sleep(0.25)  # noqa: ASYNC251
+
+        @tool
+        async def dust(self) -> str:
+            """Dust the shelf."""
+            time.sleep(0.25)  # noqa: ASYNC251
+            return "clean"
+
+    @reward
+    async def inspect_shelf(prediction: str) -> float:
+        time.sleep(0.25)  # noqa: ASYNC251
+        return 1.0
+
+    result = await byte_agent([call("dust"), "done"], tools=[SlowShelf], reward=inspect_shelf).run("Go.")
+    for name in ("SlowShelf.reset", "tool 'dust'", "reward 'inspect_shelf'"):
+        assert f"{name} blocked the event loop for 0." in caplog.text
+    assert result.metrics["calls/blocked_seconds"] >= 0.25
 
 
 @pytest.mark.integration
