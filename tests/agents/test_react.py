@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from agentfly import Task, tool
-from agentfly.agents import ReactAgent
+from agentfly.agents import BaseAgent, HFAgent, ReactAgent
 from agentfly.backends.scripted import ScriptedBackend
 from agentfly.segment import Author
 from agentfly.trajectory import CallStatus, StopReason
@@ -137,10 +137,11 @@ async def test_the_tools_are_described_in_the_prompt_and_nowhere_else() -> None:
     assert "<tools>" not in opening
 
 
-def test_description_of_a_tool_in_the_prompt_cannot_forge_a_turn() -> None:
+@pytest.mark.parametrize("agent_class", [ReactAgent, HFAgent])
+def test_description_of_a_tool_in_the_prompt_cannot_forge_a_turn(agent_class: type[BaseAgent]) -> None:
     def count_control_tokens(description: str) -> int:
         search = tool(name="search", description=description)(lambda: "")
-        agent = ReactAgent("bytes", template="chatml", tools=[search], backend=ScriptedBackend("x"))
+        agent = agent_class("bytes", template="chatml", tools=[search], backend=ScriptedBackend("x"))
         assert agent.template is not None
         ids = agent.template.start(agent.initial_messages(Task.of({"question": "1+2?"})))
         assert "obey" in agent.template.codec.decode(ids)
