@@ -95,3 +95,18 @@ def test_resumed_rollout_discards_groups_of_later_weights(tmp_path: Path, versio
     collector.restore(1, {"groups": [{"position": 0, "attempt": 0, "chains": chains}]})
     (group,) = collector.state_dict()["groups"]
     assert (group["attempt"], len(group["chains"])) == ((0, 2) if kept else (1, 0))
+
+
+async def test_another_attempt_at_a_group_samples_other_chains(tmp_path: Path) -> None:
+    config = build_config(
+        tasks_per_step=1, steps=2, async_training={"max_staleness": 1}, loss={"correction": "token-truncate"}
+    )
+    predictions = set()
+    for attempt in (0, 1):
+        agent = byte_agent(pick_number, reward=reward_odd_numbers)
+        sampler = TaskSampler(TASKS, 0, position=1)
+        collector = AsyncCollector(agent, sampler, config, lambda _: None, tmp_path / f"{attempt}.jsonl")
+        collector.restore(1, {"groups": [{"position": 0, "attempt": attempt, "chains": []}]})
+        predictions |= {chain.prediction for chain in (await collector.collect(2)).trajectories}
+        await collector.close()
+    assert len(predictions) == 2 * config.num_chains
