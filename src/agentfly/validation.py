@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import MISSING, field, fields
 from typing import Annotated, Any, ParamSpec, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
 from pydantic.dataclasses import dataclass as pydantic_dataclass
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails, PydanticCustomError, PydanticUndefined
 
 from agentfly.errors import ConfigError, describe
 
@@ -37,6 +38,11 @@ def record(*, kw_only: bool = False, frozen: bool = True, prefix: str = "") -> C
         cls._refuse_bool = field_validator("*", mode="before")(classmethod(_refuse_bool))  # type: ignore[attr-defined]
         config = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False, extra="forbid")
         decorated = pydantic_dataclass(cls, frozen=frozen, kw_only=kw_only, config=config)
+        for info in fields(decorated):
+            if isinstance(info.default, FieldInfo):
+                # A plain dataclass that extends this one would take the declaration for the default.
+                default = info.default.default
+                info.default = MISSING if default is PydanticUndefined else default
         initialize = decorated.__init__
 
         @functools.wraps(initialize)

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Any
 
@@ -311,6 +312,16 @@ def test_an_algorithm_by_name_with_settings() -> None:
     assert build_algorithm("ppo", lam=0.95) == PPO(lam=0.95)
     assert build_algorithm(PPO(gamma=0.9), lam=0.5) == PPO(gamma=0.9, lam=0.5)
     assert build_algorithm("reinforce_pp_baseline") == ReinforcePPBaseline()
+
+
+def test_plain_dataclass_that_extends_an_algorithm_keeps_defaults_and_bounds() -> None:
+    @dataclass(frozen=True)
+    class ClippedPPO(PPO):
+        limit: float = 5.0
+
+    assert (ClippedPPO().gamma, ClippedPPO(lam=0.5).lam, ClippedPPO(limit=2).limit) == (1.0, 0.5, 2)
+    with pytest.raises(ConfigError, match=r"PPO: lam must be at most 1, not 1\.5"):
+        ClippedPPO(lam=1.5)
 
 
 @pytest.mark.parametrize(

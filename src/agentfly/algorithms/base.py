@@ -236,6 +236,12 @@ class Algorithm:
     takes_branches: ClassVar[bool] = False
     """Whether it takes chains that share a prefix (`Trajectory.branch_of`), and weighs them so that it counts once."""
 
+    def __post_init__(self) -> None:
+        # A plain dataclass that extends a record, such as PPO, does not validate: the record checks its own fields.
+        for cls in type(self).__mro__[1:]:
+            if declared := vars(cls).get("__pydantic_fields__"):
+                cls(**{name: getattr(self, name) for name in declared})
+
     def compute_advantages(self, groups: Sequence[Group]) -> list[list[Episode]]:
         """The episodes of each group with their advantages; by default the turn's advantage on each of its tokens."""
         return [

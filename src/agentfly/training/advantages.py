@@ -40,7 +40,7 @@ def compute_samples(
     missing: list[Floats | None] = [None] * len(segments)
     old = learner.score(segments, temperature) if kl_in_reward or score_sampled_tokens else missing
     reference = learner.score_reference(segments, temperature) if config.kl.coef else missing
-    taught = (teacher or learner).score_teacher(segments, temperature) if score_sampled_tokens else missing
+    teacher_scores = (teacher or learner).score_teacher(segments, temperature) if score_sampled_tokens else missing
     values = learner.values(segments) if config.algorithm.needs_values else missing
     penalties = [
         kl_penalty(student_logprobs, reference_logprobs, config.kl.estimator, kl_coef)
@@ -82,7 +82,7 @@ def compute_samples(
         returns = episode.returns or (None,) * len(episode.segments)
         for number, segment in enumerate(episode.segments):
             advantages = episode.advantages[number]
-            student_logprobs, teacher_logprobs = old[index], taught[index]
+            student_logprobs, teacher_logprobs = old[index], teacher_scores[index]
             if distill:
                 advantages = config.teacher.reward_coef * advantages
             if student_logprobs is not None and teacher_logprobs is not None:
