@@ -212,7 +212,7 @@ class GatewaySession:
         if self._client_sampling:
             sampling = requested
         else:
-            # A default is a limit only for requests without one: a client is not told that it was cut below its own.
+            # A default is a limit only for requests without one: a client does not learn that it was cut below its own.
             set_limit = (
                 None if isinstance(sampling.max_tokens, DefaultLimit) and requested.max_tokens else sampling.max_tokens
             )

@@ -1,4 +1,4 @@
-"""`@tool` and its toolbox; `schema` derives what the model is told about a function from its parameters."""
+"""`@tool` and its toolbox; `schema` derives what the model reads about a function from its parameters."""
 
 from agentfly.tooling.toolbox import MAX_LENGTH, TOOLS, Context, Tool, Toolbox, ToolLike, ToolResult, cut_middle, tool
 
