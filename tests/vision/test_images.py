@@ -210,7 +210,7 @@ def web() -> Iterator[str]:
 async def test_allowed_address_is_fetched_into_the_record(web: str) -> None:
     agent = seeing_agent(["done"], image_config={"fetch": True})
     (trajectory,) = await agent.run({"question": "?", "image": f"{web}/a.png"})
-    (image,) = [part for part in trajectory.messages[0].content if isinstance(part, Image)]
+    (image,) = [block for block in trajectory.messages[0].content if isinstance(block, Image)]
     assert open_image(image).size == (30, 10)
 
 

@@ -150,7 +150,7 @@ class NativeAttention(DenseAttention):
     ) -> None:
         super().__init__(kv_cache, slots, spans)
         self._kernels = kernels
-        self._table = SpanTable([part for span in spans for part in span.split(MAX_TOKENS)])
+        self._table = SpanTable([piece for span in spans for piece in span.split(MAX_TOKENS)])
 
     def attend(self, queries: torch.Tensor, cache: LayerCache) -> torch.Tensor:
         if cache.softcap is not None or queries.shape[2] > MAX_WIDTH:

@@ -66,20 +66,20 @@ class ClusterConfig:
         """Split overrides of the command line into those of the cluster, and those of TrainConfig."""
         cluster: dict[str, Any] = {}
         raw: dict[str, Any] = {}
-        rest: dict[str, Any] = {}
+        train_overrides: dict[str, Any] = {}
         names = {setting.name for setting in fields(cls)} - {"verl"}
         for name, value in overrides.items():
             if name.startswith("verl."):
                 raw[name.removeprefix("verl.")] = value
             else:
-                (cluster if name in names else rest)[name] = value
+                (cluster if name in names else train_overrides)[name] = value
         for name, value in raw.items():
             key = name.removeprefix("+")
             if setter := _FIELDS.get(key.removeprefix("actor_rollout_ref.")):
                 raise ConfigError(f"verl.{name}={value!r}: this key is set by a field; write {setter}=…")
             if key.startswith(_OWN_KEYS):
                 raise ConfigError(f"verl.{name}={value!r}: training with --on verl sets this key itself; leave it out")
-        return cls(**cluster, verl=raw), rest
+        return cls(**cluster, verl=raw), train_overrides
 
     def to_json(self) -> dict[str, Any]:
         """The overrides that `split` reads."""
