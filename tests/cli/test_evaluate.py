@@ -125,7 +125,8 @@ def test_kv_memory_is_passed_to_the_engine_beside_the_settings_of_the_recipe(tmp
     )
     with pytest.raises(ConfigError, match=r"'dtype': 'float32', 'kv_memory': 2147483648"):
         invoke(recipe, "--kv-memory", "2GiB")
-    assert "'much' is not a size; write 2GiB" in "".join(invoke(recipe, "--kv-memory", "much").output.split("\n"))
+    for size in ("much", "0"):
+        assert f"'{size}' is not a size; write 2GiB" in "".join(invoke(recipe, "--kv-memory", size).output.split("\n"))
 
 
 def test_exit_code_if_nothing_was_scored(tmp_path: Path) -> None:

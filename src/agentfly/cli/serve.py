@@ -43,10 +43,10 @@ ApiKey = Annotated[
 
 def parse_size(text: str) -> int:
     """Parse a number of bytes, with or without a unit."""
-    from pydantic import ByteSize, TypeAdapter, ValidationError
+    from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 
     try:
-        return int(TypeAdapter(ByteSize).validate_python(text))
+        return int(TypeAdapter(Annotated[ByteSize, Field(gt=0)]).validate_python(text))
     except ValidationError:
         raise typer.BadParameter(f"{text!r} is not a size; write 2GiB, 500MB, or a number of bytes") from None
 
