@@ -93,10 +93,10 @@ def replay_expert(plan: TrainPlan) -> TrainPlan:
                 finally:
                     await expert.close()
 
-            found = asyncio.run(record())
-            for chain in (*found.accepted, *found.rejected):
-                made = [dataclasses.replace(call, id="") for m in chain.messages for call in m.tool_calls]
-                calls[chain.task.id] = made[:-1] or made
+            demonstrations = asyncio.run(record())
+            for chain in (*demonstrations.accepted, *demonstrations.rejected):
+                demonstrated = [dataclasses.replace(call, id="") for m in chain.messages for call in m.tool_calls]
+                calls[chain.task.id] = demonstrated[:-1] or demonstrated
         agent.initial_messages, agent.read = remember_task, reply
         return agent
 
@@ -218,14 +218,14 @@ def compare_backends(names: Sequence[str], recipe: str, arguments: list[str]) ->
     results: dict[str, dict[str, float]] = {}
     for name in names:
         # Before the user's overrides, so that they can change a field of it.
-        given = [*arguments[:at], f"backend={json.dumps(BACKENDS[name])}", *arguments[at:]]
-        command = [sys.executable, "-m", "benchmarks.agent_step", *given]
+        backend_arguments = [*arguments[:at], f"backend={json.dumps(BACKENDS[name])}", *arguments[at:]]
+        command = [sys.executable, "-m", "benchmarks.agent_step", *backend_arguments]
         with tempfile.NamedTemporaryFile() as file:
             done = subprocess.run([*command, "--result", file.name], env={**os.environ, "PYTHONUNBUFFERED": "1"})
             text = Path(file.name).read_text()
         results[name] = json.loads(text) if text else {"failed": float(done.returncode)}
     fields = list(dict.fromkeys(itertools.chain.from_iterable(results.values())))
-    rows = [[f, *(_format(each[f]) if f in each else "" for each in results.values())] for f in fields]
+    rows = [[f, *(_format(result[f]) if f in result else "" for result in results.values())] for f in fields]
     print_table("Medians of the steps", ["", *results], rows)
 
 
@@ -247,9 +247,9 @@ def main() -> None:
     except AgentFlyError as error:
         parser.error(str(error))
     if arguments.backends:
-        given = iter(sys.argv[1:])
-        rest = [each for each in given if each != "--backends" or not next(given)]
-        compare_backends(arguments.backends.split(","), arguments.recipe, rest)
+        remaining = iter(sys.argv[1:])
+        others = [argument for argument in remaining if argument != "--backends" or not next(remaining)]
+        compare_backends(arguments.backends.split(","), arguments.recipe, others)
         return
     torch.set_num_threads(max(1, torch.get_num_threads() - 1))  # as the command line does
     figures = measure(

@@ -46,7 +46,7 @@ def play(make: Callable[[ALFWorldGame], ALFWorldEngine], games: list[ALFWorldGam
     steps = 0
     for game in games:
         commands = solution(game)
-        begun = time.process_time()
+        started = time.process_time()
         engine = make(game)
         assert engine.introduction()
         assert engine.commands
@@ -56,7 +56,7 @@ def play(make: Callable[[ALFWorldGame], ALFWorldEngine], games: list[ALFWorldGam
             assert engine.commands
             won = engine.won
         stepping += time.process_time() - reset
-        resetting += reset - begun
+        resetting += reset - started
         steps += len(commands)
         assert won
         if isinstance(engine, UpstreamGame):
@@ -95,12 +95,12 @@ async def measure_managed(instances: int, episodes: int) -> list[str]:
                 await asyncio.sleep(0)
 
     async def worker(number: int) -> None:
-        for each in range(number, episodes, instances):
-            await episode(tasks[each % len(tasks)])
+        for position in range(number, episodes, instances):
+            await episode(tasks[position % len(tasks)])
 
-    begun = time.process_time()
+    started = time.process_time()
     await asyncio.gather(*map(worker, range(instances)))
-    spent = time.process_time() - begun
+    spent = time.process_time() - started
     await manager.close()
     return [str(instances), f"{episodes / spent:.0f}", f"{steps / spent:.0f}", f"{memory(instances):.0f}"]
 
@@ -133,9 +133,9 @@ async def measure_turns(chains: int, *, observed: bool) -> list[str]:
     tasks = ALFWorld.draw_tasks("train", 8, kinds=["pick_and_place_simple"], rooms=["bathroom"])
     options: dict[str, Any] = {"observer": lambda _: None} if observed else {}
     await agent.run(tasks, 23, 2, seed=1, **options)
-    begun = time.process_time()
+    started = time.process_time()
     result = await agent.run(tasks, 23, chains // 8, seed=1, **options)
-    spent = time.process_time() - begun
+    spent = time.process_time() - started
     turns = sum(len(chain.turns) for chain in result)
     await agent.close()
     return ["with an observer" if observed else "as in training", str(turns), f"{1e6 * spent / turns:.0f}"]

@@ -42,20 +42,20 @@ def main() -> None:
     rows: list[list[Any]] = []
     for seed in options.seeds:
         for number, (name, changes) in enumerate(VARIANTS.items()):
-            place = options.folder / f"variant{number}-{seed}"
-            if not (place / "report.html").exists():
-                shutil.rmtree(place, ignore_errors=True)
+            run_folder = options.folder / f"variant{number}-{seed}"
+            if not (run_folder / "report.html").exists():
+                shutil.rmtree(run_folder, ignore_errors=True)
                 fixed = {"algorithm": "rloo", "optimizer.schedule": "constant", "optimizer.learning_rate": 3e-4}
                 run = {"steps": options.steps, "seed": seed, "evaluation.every": EVERY, "checkpoint.every": 1000}
                 config = recipe.config.override({**fixed, **run, "loggers": (), **changes})
-                train(recipe.agent, recipe.tasks, config, eval_tasks=recipe.eval_tasks, run=place)
-            directory = RunDirectory(place)
+                train(recipe.agent, recipe.tasks, config, eval_tasks=recipe.eval_tasks, run=run_folder)
+            directory = RunDirectory(run_folder)
             tokens = 0
             points = []
             for record in directory.records():
                 if record.step:
                     stored = directory.trajectories(record.step)
-                    tokens += sum(each.trajectory.sampled_tokens for each in stored)
+                    tokens += sum(chain.trajectory.sampled_tokens for chain in stored)
                 if record.eval is not None:
                     points.append(f"{tokens / 1000:.0f}k: {record.eval.reward:.2f}")
             rows.append([seed, name, *points])

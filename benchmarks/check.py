@@ -101,7 +101,7 @@ def compare(name: str, benchmark: Benchmark, base: Path, rounds: int) -> list[li
             results.append(list(figures.values()))
             if tree == ROOT:
                 keys = list(figures)
-    if {len(each) for each in before} != {len(keys)}:
+    if {len(keys_of_run) for keys_of_run in before} != {len(keys)}:
         sys.exit(f"{name} prints {len(before[0])} figures at the base commit and {len(keys)} here: not comparable")
     rows = []
     for (label, figure), old, new in zip(keys, zip(*before, strict=True), zip(*after, strict=True), strict=True):

@@ -50,17 +50,17 @@ def record_lengths(count: int, reply_tokens: int | None, seed: int) -> list[Chai
     script = {"script": "unused"}
     settings: dict[str, Any] = {"model_name_or_path": str(TOKENIZER), "backend": "scripted", "backend_config": script}
     agent = HFAgent(**settings, tools=[ALFWorld.alfworld_step], reward=alfworld_won)
-    found = asyncio.run(demonstrate(agent, ALFWorld.draw_tasks("train", 256, seed=seed), max_turns=40))
+    demonstrations = asyncio.run(demonstrate(agent, ALFWorld.draw_tasks("train", 256, seed=seed), max_turns=40))
     chains = []
-    for trajectory in found.accepted:
+    for trajectory in demonstrations.accepted:
         lengths = [(len(span), span.logprobs is not None) for segment in trajectory.segments for span in segment.spans]
         sampled = [length for length, is_reply in lengths if is_reply]
-        shown = [*[length for length, is_reply in lengths if not is_reply][1:], 0]
-        chains.append([Turn(*turn) for turn in zip(sampled, shown, strict=False)])
+        observed = [*[length for length, is_reply in lengths if not is_reply][1:], 0]
+        chains.append([Turn(*turn) for turn in zip(sampled, observed, strict=False)])
     factor = reply_tokens / float(np.mean([turn.sampled for chain in chains for turn in chain])) if reply_tokens else 1
     draw = random.Random(seed)
     drawn = [draw.choice(chains) for _ in range(count)]
-    return [[Turn(round(turn.sampled * factor), turn.shown) for turn in chain] for chain in drawn]
+    return [[Turn(round(turn.sampled * factor), turn.observed) for turn in chain] for chain in drawn]
 
 
 def make_plan(groups: int, max_turns: int) -> Any:
@@ -96,14 +96,14 @@ def make_plan(groups: int, max_turns: int) -> Any:
 def cpu_seconds() -> dict[int, tuple[str, float]]:
     """Process → its part of the system, and the CPU seconds it has used: this process, and Ray's that it started."""
     used = {}
-    own = psutil.Process()
-    for process in (own, *own.children(recursive=True)):
+    driver = psutil.Process()
+    for process in (driver, *driver.children(recursive=True)):
         try:
             title = (process.cmdline() or [""])[0]
             times = process.cpu_times()
         except psutil.Error:  # it has ended
             continue
-        if process == own:
+        if process == driver:
             part = "trainer process"
         elif title.startswith("ray::"):
             part = title[5:].partition(".")[0].partition("(")[0]
@@ -208,7 +208,9 @@ def run_step(replicas: int, chains: list[Chain], options: argparse.Namespace, fo
         host = host_class.remote([*chains, *chains[:NUM_CHAINS]], per_host, **server_settings)
         hosts[host] = {f"server-{number}-{replica}": ReplicaHandle(host, replica) for replica in range(per_host)}
     ray.get([host.ping.remote() for host in hosts])
-    balancer = get_router_handle({name: handle for own in hosts.values() for name, handle in own.items()})
+    balancer = get_router_handle(
+        {name: handle for host_handles in hosts.values() for name, handle in host_handles.items()}
+    )
     # The chain's id as request id: a server then knows which chain asks.
     client = ResilientClient(
         OmegaConf.create({"actor_rollout_ref": {"rollout": {"name": "sleeping", "full_determinism": True}}}), balancer
@@ -293,12 +295,12 @@ def main(arguments: list[str] | None = None) -> None:
 
     chains = record_lengths(options.chains, options.reply_tokens, seed=0)
     sampled = [turn.sampled for chain in chains for turn in chain]
-    shown = [turn.shown for chain in chains for turn in chain if turn.shown]
+    observation_lengths = [turn.observed for chain in chains for turn in chain if turn.observed]
     lengths = sorted(map(len, chains))
     print(
         f"{len(chains)} chains of {np.mean(lengths):.1f} turns (median {lengths[len(lengths) // 2]}, "
-        f"most {lengths[-1]}), {np.mean(sampled):.0f} tokens sampled and {np.mean(shown):.0f} shown per turn, "
-        f"tools {options.tool_seconds:g} s"
+        f"most {lengths[-1]}), {np.mean(sampled):.0f} tokens sampled and "
+        f"{np.mean(observation_lengths):.0f} shown per turn, tools {options.tool_seconds:g} s"
     )
     ray.init(
         address="local", num_cpus=64, include_dashboard=False, log_to_driver=False, logging_level="error",
@@ -322,23 +324,24 @@ def main(arguments: list[str] | None = None) -> None:
          "groups run again", "chains that finished"],
         [
             [
-                str(each["replicas"]), f"{each['ideal'].wall:.1f}", f"{each['ideal'].longest:.1f}",
-                f"{each['turns'] / each['ideal'].wall:.0f}", f"{each['stretch']:.1f}",
-                f"{each['turns'] / each['wall']:.1f}", f"{each['wall'] / each['ideal'].wall / each['stretch']:.2f}",
-                ", ".join(f"{count} {what}" for what, count in each["deaths"].items()) or "0",
-                str(each["reruns"]), f"{each['scored']} of {each['chains']}",
+                str(result["replicas"]), f"{result['ideal'].wall:.1f}", f"{result['ideal'].longest:.1f}",
+                f"{result['turns'] / result['ideal'].wall:.0f}", f"{result['stretch']:.1f}",
+                f"{result['turns'] / result['wall']:.1f}",
+                f"{result['wall'] / result['ideal'].wall / result['stretch']:.2f}",
+                ", ".join(f"{count} {what}" for what, count in result["deaths"].items()) or "0",
+                str(result["reruns"]), f"{result['scored']} of {result['chains']}",
             ]
-            for each in results
+            for result in results
         ],
     )  # fmt: skip
-    parts = sorted({part for each in results for part in each["cpu"]}, key=lambda part: -results[-1]["cpu"][part])
-    milliseconds = {part: [1000 * each["cpu"][part] / each["turns"] for each in results] for part in parts}
+    parts = sorted({part for result in results for part in result["cpu"]}, key=lambda part: -results[-1]["cpu"][part])
+    milliseconds = {part: [1000 * result["cpu"][part] / result["turns"] for result in results] for part in parts}
     rows = [
         [part, *(f"{value:.2f}" for value in values)] for part, values in milliseconds.items() if max(values) > 0.02
     ]
-    total = ["all", *(f"{1000 * sum(each['cpu'].values()) / each['turns']:.2f}" for each in results)]
+    total = ["all", *(f"{1000 * sum(result['cpu'].values()) / result['turns']:.2f}" for result in results)]
     print_table(
-        "CPU milliseconds per turn", ["part", *(f"{each['replicas']} replicas" for each in results)], [*rows, total]
+        "CPU milliseconds per turn", ["part", *(f"{result['replicas']} replicas" for result in results)], [*rows, total]
     )
 
 

@@ -57,16 +57,19 @@ def main() -> None:
         teacher = train_teacher(options.folder, seed, steps=2 if options.quick else 50)
         before = {"student": Path(recipe.config.model), "teacher": teacher}
         for name, model in before.items():
-            place = options.folder / f"{name}-{seed}.json"
-            rows.append([seed, name, "", "", "", *measure(place, lambda model=model: model)])  # type: ignore[misc]
+            result_file = options.folder / f"{name}-{seed}.json"
+            rows.append([seed, name, "", "", "", *measure(result_file, lambda model=model: model)])  # type: ignore[misc]
         for steps in options.steps:
             for method, splits, epochs, rates in VARIANTS:
                 make: Any = imitate if method == "SFT" else partial(distill, divergence=method)
                 for rate in rates:
-                    place = options.folder / f"{method}-{steps}-{splits}-{epochs}-{rate}-{seed}"
+                    model_folder = options.folder / f"{method}-{steps}-{splits}-{epochs}-{rate}-{seed}"
                     settings = {"steps": steps, "splits": splits, "epochs": epochs, "rate": rate, "seed": seed}
-                    found = measure(place.parent / f"{place.name}.json", partial(make, place, teacher, **settings))
-                    rows.append([seed, method, steps * CHAINS, f"{steps * splits * epochs}", rate, *found])
+                    measured = measure(
+                        model_folder.parent / f"{model_folder.name}.json",
+                        partial(make, model_folder, teacher, **settings),
+                    )
+                    rows.append([seed, method, steps * CHAINS, f"{steps * splits * epochs}", rate, *measured])
     header = ["seed", "", "chains", "optimizer steps", "learning rate", "sampled", "greedy"]
     print_table("Distillation", header, [list(map(str, row)) for row in rows])
 
@@ -76,22 +79,22 @@ def train_teacher(folder: Path, seed: int, steps: int) -> Path:
     from agentfly.cli.recipes import find_recipe
     from agentfly.cli.train import train_recipe
 
-    place = folder / f"teacher-{seed}"
-    if not (place / "report.html").exists():
-        shutil.rmtree(place, ignore_errors=True)
+    run_folder = folder / f"teacher-{seed}"
+    if not (run_folder / "report.html").exists():
+        shutil.rmtree(run_folder, ignore_errors=True)
         changes = [f"seed={seed}", f"steps={steps}", "evaluation.every=null", "checkpoint.every=1000", "loggers=[]"]
-        train_recipe(find_recipe("lookup"), changes, place)
-    return next((place / "checkpoints").glob("step-*")) / "model"
+        train_recipe(find_recipe("lookup"), changes, run_folder)
+    return next((run_folder / "checkpoints").glob("step-*")) / "model"
 
 
 def distill(
-    place: Path, teacher: Path, *, divergence: str, steps: int, splits: int, epochs: int, rate: float, seed: int
+    folder: Path, teacher: Path, *, divergence: str, steps: int, splits: int, epochs: int, rate: float, seed: int
 ) -> Path:
     """Train the student on its own chains, one per task, by the divergence to the teacher alone."""
     from agentfly.environments.lookup import recipe
     from agentfly.training import train
 
-    shutil.rmtree(place, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
     config = recipe.config.override(
         {
             "teacher.model": str(teacher),
@@ -108,11 +111,11 @@ def distill(
             "loggers": (),
         }
     )
-    train(recipe.agent, recipe.tasks, config, run=place)
-    return next((place / "checkpoints").glob("step-*")) / "model"
+    train(recipe.agent, recipe.tasks, config, run=folder)
+    return next((folder / "checkpoints").glob("step-*")) / "model"
 
 
-def imitate(place: Path, teacher: Path, *, steps: int, splits: int, epochs: int, rate: float, seed: int) -> Path:
+def imitate(folder: Path, teacher: Path, *, steps: int, splits: int, epochs: int, rate: float, seed: int) -> Path:
     """Train the student on chains that the teacher samples at temperature 1, whatever their reward."""
     from random import Random
 
@@ -135,36 +138,38 @@ def imitate(place: Path, teacher: Path, *, steps: int, splits: int, epochs: int,
 
     # A chain of many broken calls may overflow the context with error messages: it cannot be imitated.
     positions = max_positions(load_config(resolve(recipe.config.model)))
-    demonstrations = [each for each in wait_for(sample()) if len(each.segments[0]) <= positions]
+    demonstrations = [chain for chain in wait_for(sample()) if len(chain.segments[0]) <= positions]
     total = steps * splits * epochs
     learner = build_sft_learner(recipe.config.model, steps=total, learning_rate=rate, seed=seed)
     train_sft(learner, demonstrations, steps=total, batch_size=CHAINS // splits, seed=seed)
-    place.mkdir(parents=True, exist_ok=True)
-    learner.save(place)
-    load_tokenizer(resolve(recipe.config.model)).save_pretrained(place)
-    return place
+    folder.mkdir(parents=True, exist_ok=True)
+    learner.save(folder)
+    load_tokenizer(resolve(recipe.config.model)).save_pretrained(folder)
+    return folder
 
 
-def measure(place: Path, make: Callable[[], Path]) -> tuple[str, str]:
+def measure(result_file: Path, make: Callable[[], Path]) -> tuple[str, str]:
     """Sampled and greedy success of a model on the held-out tasks, stored in a file."""
     from agentfly.environments.lookup import recipe
     from agentfly.evaluation import evaluate
     from agentfly.threads import wait_for
 
-    if not place.exists():
+    if not result_file.exists():
         agent = recipe.agent(model_name_or_path=str(make()))
 
         async def run() -> dict[str, float]:
             try:
-                found = await evaluate(agent, recipe.eval_tasks, greedy=True, **recipe.config.agent_options(seed=0))
+                evaluation = await evaluate(
+                    agent, recipe.eval_tasks, greedy=True, **recipe.config.agent_options(seed=0)
+                )
             finally:
                 await agent.close()
-            return {"sampled": found.reward.mean, "greedy": found.figures.metrics["greedy"]}
+            return {"sampled": evaluation.reward.mean, "greedy": evaluation.figures.metrics["greedy"]}
 
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(json.dumps(wait_for(run())))
-    found = json.loads(place.read_text())
-    return f"{found['sampled']:.3f}", f"{found['greedy']:.3f}"
+        result_file.parent.mkdir(parents=True, exist_ok=True)
+        result_file.write_text(json.dumps(wait_for(run())))
+    result = json.loads(result_file.read_text())
+    return f"{result['sampled']:.3f}", f"{result['greedy']:.3f}"
 
 
 if __name__ == "__main__":

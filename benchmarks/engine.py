@@ -157,14 +157,14 @@ def run_padded(model: Any) -> Side:
         return sum(turn.count for turn in turns)
 
     async def side(turns: Sequence[Turn]) -> int:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         left = list(turns)
         tokens = 0
         while left:
-            await asyncio.sleep(max(left[0].at - (time.perf_counter() - begun), 0))
-            there = [turn for turn in left if turn.at <= time.perf_counter() - begun]
-            left = left[len(there) :]
-            tokens += batch(there) if there else 0
+            await asyncio.sleep(max(left[0].at - (time.perf_counter() - started), 0))
+            due = [turn for turn in left if turn.at <= time.perf_counter() - started]
+            left = left[len(due) :]
+            tokens += batch(due) if due else 0
         return tokens
 
     return side
@@ -230,9 +230,9 @@ async def compare(
         for seed in range(rounds):
             for name in [*sides][:: -1 if seed % 2 else 1]:
                 spent[name].append(await measure(sides[name], turns_of(seed)))
-        rates = [[each.rates for each in got] for got in spent.values()]
+        rates = [[measurement.rates for measurement in got] for got in spent.values()]
         against = [
-            [ours / max(others) for ours, *others in zip(*together, strict=True)]
+            [embedded / max(others) for embedded, *others in zip(*together, strict=True)]
             for together in zip(*rates, strict=True)
         ]
         rows.append([title, *(f"{x:.1f} / {y:.1f}" for x, y in map(_medians, rates)), _format_ratios(against)])
@@ -286,8 +286,8 @@ async def run(options: argparse.Namespace) -> None:
 
     if not only or "chains" in only:
         await multi_turn(backend, uncached, quick)
-    for each in backends:
-        await each.close()
+    for backend in backends:
+        await backend.close()
 
 
 async def multi_turn(backend: EngineBackend, uncached: EngineBackend, quick: bool) -> None:

@@ -45,14 +45,14 @@ def independent(draw: random.Random, vocabulary: int, count: int, prompt: int, s
 
 
 def agents(
-    draw: random.Random, vocabulary: int, count: int, prompt: int, turns: int, sampled: tuple[int, int], shown: int,
+    draw: random.Random, vocabulary: int, count: int, prompt: int, turns: int, sampled: tuple[int, int], observed: int,
     group: int = 1,
 ) -> list[Chain]:  # fmt: skip
     """Chains of several turns; those of a group begin with the same prompt. `sampled`: least and most of a turn."""
     chains = []
     for number in range(count):
         begin = chains[-1].prompt if number % group else _tokens(draw, vocabulary, prompt)
-        parts = [(draw.randint(*sampled), _tokens(draw, vocabulary, shown)) for _ in range(turns)]
+        parts = [(draw.randint(*sampled), _tokens(draw, vocabulary, observed)) for _ in range(turns)]
         chains.append(Chain(begin, parts))
     return chains
 
@@ -83,7 +83,7 @@ WORKLOADS: dict[str, dict[str, Callable[[random.Random, int], list[Chain]]]] = {
 }
 
 
-class Ours:
+class Embedded:
     """The embedded engine, called from an event loop as a rollout calls it."""
 
     def __init__(self, model: Any) -> None:
@@ -94,10 +94,10 @@ class Ours:
         async def run(number: int, chain: Chain) -> int:
             history = list(chain.prompt)
             sampled = 0
-            for turn, (count, shown) in enumerate(chain.turns):
+            for turn, (count, observed) in enumerate(chain.turns):
                 request = Request(history, Sampling(max_tokens=count, seed=turn), chain=str(number), turn=turn)
                 got = await self.backend.generate(request)
-                history = [*history, *got.token_ids, *shown]
+                history = [*history, *got.token_ids, *observed]
                 sampled += len(got.token_ids)
             return sampled
 
@@ -136,13 +136,15 @@ class Vllm:
         while engine.has_unfinished_requests():
             for output in engine.step():
                 if output.finished:
-                    asked = output.request_id if output.request_id in state else output.request_id.rsplit("-", 1)[0]
-                    number, turn, history = state.pop(asked)
+                    request_id = (
+                        output.request_id if output.request_id in state else output.request_id.rsplit("-", 1)[0]
+                    )
+                    number, turn, history = state.pop(request_id)
                     ids = list(output.outputs[0].token_ids)
                     sampled += len(ids)
-                    _, shown = chains[number].turns[turn]
+                    _, observed = chains[number].turns[turn]
                     if turn + 1 < len(chains[number].turns):
-                        history = [*history, *ids, *shown]
+                        history = [*history, *ids, *observed]
                         state[str(self._asked)] = (number, turn + 1, history)
                         self._add(engine, history, chains[number].turns[turn + 1][0])
         return sampled
@@ -158,22 +160,22 @@ class Vllm:
 def bound(chains: list[Chain], model: Any, rows: int = 512) -> float:
     """Tokens a second if every decode step only read the weights and the cache of its rows, at full bandwidth."""
     config = model.config
-    weights = sum(each.numel() * each.element_size() for each in model.parameters())
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     per_token = 4 * config.num_hidden_layers * config.num_key_value_heads * config.hidden_size
     per_token //= config.num_attention_heads
     sampled = contexts = 0
     for chain in chains:
         length = len(chain.prompt)
-        for count, shown in chain.turns:
+        for count, observed in chain.turns:
             sampled += count
             contexts += count * length + count * (count - 1) // 2
-            length += count + len(shown)
+            length += count + len(observed)
     steps = sampled / min(len(chains), rows)
     return sampled / ((steps * weights + contexts * per_token) / BANDWIDTH)
 
 
 @torch.inference_mode()
-def difference(model: Any, ours: Ours) -> tuple[float, float]:
+def difference(model: Any, embedded: Embedded) -> tuple[float, float]:
     """The largest differences of log-probabilities: engine to forward pass, and forward pass to another batch shape."""
     worst = noise = 0.0
     draw = random.Random(3)
@@ -183,9 +185,9 @@ def difference(model: Any, ours: Ours) -> tuple[float, float]:
     ]
 
     async def run() -> Any:
-        return await asyncio.gather(*map(ours.backend.generate, requests))
+        return await asyncio.gather(*map(embedded.backend.generate, requests))
 
-    for request, got in zip(requests, ours._loop.run_until_complete(run()), strict=True):
+    for request, got in zip(requests, embedded._loop.run_until_complete(run()), strict=True):
         whole = torch.tensor([[*request.prompt, *got.token_ids]], device="cuda")
         at = torch.arange(len(request.prompt) - 1, whole.shape[1] - 1, device="cuda")
         sampled = torch.tensor(list(got.token_ids), device="cuda")
@@ -197,13 +199,13 @@ def difference(model: Any, ours: Ours) -> tuple[float, float]:
     return worst, noise
 
 
-def profile(ours: Ours, chains: list[Chain]) -> None:
+def profile(embedded: Embedded, chains: list[Chain]) -> None:
     """Print where the engine's thread spends a workload: samples of its innermost frames of this package."""
     import sys
     import threading
 
-    ident = ours.backend._engine._thread.ident
-    found: Counter[str] = Counter()
+    ident = embedded.backend._engine._thread.ident
+    samples_by_line: Counter[str] = Counter()
     ended = threading.Event()
 
     def look() -> None:
@@ -212,15 +214,15 @@ def profile(ours: Ours, chains: list[Chain]) -> None:
             while frame is not None and "agentfly" not in frame.f_code.co_filename:
                 frame = frame.f_back
             if frame is not None:
-                found[f"{frame.f_code.co_name}:{frame.f_lineno}"] += 1
+                samples_by_line[f"{frame.f_code.co_name}:{frame.f_lineno}"] += 1
 
     thread = threading.Thread(target=look)
     thread.start()
-    ours(chains)
+    embedded(chains)
     ended.set()
     thread.join()
-    for name, count in found.most_common(25):
-        print(f"{count / found.total():6.1%} {name}")
+    for name, count in samples_by_line.most_common(25):
+        print(f"{count / samples_by_line.total():6.1%} {name}")
 
 
 def main() -> None:
@@ -235,11 +237,11 @@ def main() -> None:
         print("skipped: torch sees no GPU here")
         return
     model = build_model(arguments.shape, "cuda", torch.bfloat16)
-    begun = time.perf_counter()
-    ours = Ours(model)
-    ours(independent(random.Random(0), 1000, 1, 8, 2))
-    print(f"start with compiling: {time.perf_counter() - begun:.1f} s", flush=True)
-    sides: dict[str, Callable[[list[Chain]], int]] = {"AgentFly": ours}
+    started = time.perf_counter()
+    embedded = Embedded(model)
+    embedded(independent(random.Random(0), 1000, 1, 8, 2))
+    print(f"start with compiling: {time.perf_counter() - started:.1f} s", flush=True)
+    sides: dict[str, Callable[[list[Chain]], int]] = {"AgentFly": embedded}
     if importlib.util.find_spec("vllm") is not None:
         sides["vLLM"] = Vllm(model)
     else:
@@ -253,21 +255,21 @@ def main() -> None:
                 rates = []
                 for turn in range(rounds + WARMUP):  # no prompt is seen twice
                     chains = build(random.Random(turn), model.config.vocab_size)
-                    begun = time.perf_counter()
+                    started = time.perf_counter()
                     sampled = run(chains)
-                    rates.append(sampled / (time.perf_counter() - begun))
+                    rates.append(sampled / (time.perf_counter() - started))
                 cells.append(f"{max(rates[WARMUP:]):,.0f}")
-                print(name, cells[-1], [round(each) for each in rates], flush=True)
+                print(name, cells[-1], [round(rate) for rate in rates], flush=True)
             chains = build(random.Random(0), model.config.vocab_size)
             rows.append([*cells, f"{bound(chains, model):,.0f}"])
             if arguments.profile:
-                profile(ours, build(random.Random(99), model.config.vocab_size))
-    worst, noise = difference(model, ours)
+                profile(embedded, build(random.Random(99), model.config.vocab_size))
+    worst, noise = difference(model, embedded)
     print_table(f"sampled tokens a second, {arguments.shape}", ["workload", *sides, "bound"], rows)
     print(f"log-probabilities: {worst:.4f} from a forward pass; two batch shapes of that differ by {noise:.4f}")
     print(f"peak memory {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB, {KV_MEMORY >> 30} of it for the cache")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
-    ours.close()
+    embedded.close()
 
 
 if __name__ == "__main__":

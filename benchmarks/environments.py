@@ -33,8 +33,12 @@ HEADER = ["environment", "instances", "steps/s", "resets/s", "MB per further ins
 
 def list_environments() -> list[str]:
     """The prebuilt environments that have tasks and an expert."""
-    there = (getattr(environments, name) for name in dir(environments))
-    return [each.__name__ for each in there if has_tasks(each) and each.expert is not Environment.expert]
+    classes = (getattr(environments, name) for name in dir(environments))
+    return [
+        env_class.__name__
+        for env_class in classes
+        if has_tasks(env_class) and env_class.expert is not Environment.expert
+    ]
 
 
 async def measure(env_class: type[Environment], instances: int, seconds: float) -> tuple[float, float]:
@@ -58,16 +62,16 @@ async def measure_rate(
     steps: int,
 ) -> float:
     """Steps per second, or chains per second if `steps` is 0."""
-    done, begun = 0, time.perf_counter()
+    done, started = 0, time.perf_counter()
 
     async def worker() -> None:
         nonlocal done
-        while time.perf_counter() < begun + seconds:
+        while time.perf_counter() < started + seconds:
             took = await chain(manager, env_class, next(tasks), steps)
             done += took if steps else 1
 
     await asyncio.gather(*(worker() for _ in range(instances)))
-    return done / (time.perf_counter() - begun)
+    return done / (time.perf_counter() - started)
 
 
 @cache
@@ -125,10 +129,10 @@ def _process_tree() -> Iterator[int]:
         except OSError:
             continue
         parents.setdefault(int(after[1]), []).append(int(stat.parent.name))
-    found = [int(Path("/proc/self").resolve().name)]
-    for each in found:
-        found += parents.get(each, [])
-    return iter(found)
+    pids = [int(Path("/proc/self").resolve().name)]
+    for pid in pids:
+        pids += parents.get(pid, [])
+    return iter(pids)
 
 
 def _pss(process: int) -> int:

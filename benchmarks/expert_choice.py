@@ -29,10 +29,10 @@ Pass = Callable[[torch.Tensor], tuple[torch.Tensor, list[Routing]]]
 
 def forward(model: Any, *, rows: int = 1, cut: int | None = None) -> Pass:
     """A pass over a sequence, as the first of `rows` and up to token `cut`."""
-    found: list[Routing] = []
+    routings: list[Routing] = []
 
     def record(router: Any, inputs: tuple[torch.Tensor], output: tuple[torch.Tensor, ...]) -> None:
-        found.append((inputs[0].float() @ router.weight.T.float(), output[2].sort(-1).values))
+        routings.append((inputs[0].float() @ router.weight.T.float(), output[2].sort(-1).values))
 
     for module in model.modules():
         if type(module).__name__ == "MixtralTopKRouter":
@@ -40,12 +40,12 @@ def forward(model: Any, *, rows: int = 1, cut: int | None = None) -> Pass:
 
     @torch.inference_mode()
     def run(tokens: torch.Tensor) -> tuple[torch.Tensor, list[Routing]]:
-        found.clear()
+        routings.clear()
         tokens = tokens[:cut]
         others = torch.randint(3, VOCABULARY, (rows - 1, len(tokens)))
         logits = model(torch.cat([tokens[None], others])).logits[0]
         first = slice(len(tokens))  # routers are given all sequences in one row
-        routing = [(router.flatten(0, -2)[first], experts.flatten(0, -2)[first]) for router, experts in found]
+        routing = [(router.flatten(0, -2)[first], experts.flatten(0, -2)[first]) for router, experts in routings]
         return logits.float().log_softmax(-1), routing
 
     return run
@@ -88,8 +88,8 @@ def main() -> None:
     torch.manual_seed(0)
     model = build_model(FAMILY, PACKED[FAMILY]).to(getattr(torch, options.dtype))
     models = [copy.deepcopy(model) for _ in range(5)]
-    for each in models[3:]:
-        each.set_attn_implementation("eager")
+    for eager_model in models[3:]:
+        eager_model.set_attn_implementation("eager")
     alone, batch, cut, eager, eager_batch = models
     others = {
         "a batch of 8": forward(batch, rows=8),

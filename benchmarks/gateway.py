@@ -108,8 +108,8 @@ async def converse(port: int, key: str, turns: int, *, stream: bool, observation
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
     for _ in range(turns):
-        asked = {"model": "scripted", "messages": messages, "tools": [lookup.schema], "stream": stream}
-        body = json.dumps(asked).encode()
+        request_body = {"model": "scripted", "messages": messages, "tools": [lookup.schema], "stream": stream}
+        body = json.dumps(request_body).encode()
         head = f"POST {CHAT} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {key}\r\n"
         head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
@@ -149,9 +149,9 @@ def make_agent(script: Any = CALL) -> HFAgent:
 async def measure_direct(chains: int, turns: int) -> float:
     """CPU milliseconds per call of the same chains in this process."""
     agent = make_agent()
-    begun = time.process_time()
+    started = time.process_time()
     await agent.run([QUESTION] * chains, max_turns=turns)
-    return 1000 * (time.process_time() - begun) / (chains * turns)
+    return 1000 * (time.process_time() - started) / (chains * turns)
 
 
 async def measure_gateway(chains: int, turns: int, *, stream: bool) -> float:
@@ -160,9 +160,9 @@ async def measure_gateway(chains: int, turns: int, *, stream: bool) -> float:
     settings = ChainSettings(limits=ChainLimits(max_turns=turns))
     async with Gateway(agent.backend, agent.load_template, model="scripted") as gateway:
         keys = [(await gateway.open_session(settings))[0] for _ in range(chains)]
-        begun = time.process_time()
+        started = time.process_time()
         await run_in_process(gateway.port, keys, turns, stream=stream)
-        used = time.process_time() - begun
+        used = time.process_time() - started
         assert gateway.metrics()["continued"] == 1.0
     return 1000 * used / (chains * turns)
 
@@ -175,7 +175,7 @@ async def measure_growth(turns: int, rounds: int, observation: str) -> dict[str,
     """
     times: list[float] = []
     tenth = max(turns // 10, 1)
-    found: dict[str, list[tuple[float, float]]] = {}
+    measured: dict[str, list[tuple[float, float]]] = {}
 
     def script(turn: Any) -> str:
         times.append(time.process_time())  # from one turn to the next: everything that the server does for a turn
@@ -205,11 +205,14 @@ async def measure_growth(turns: int, rounds: int, observation: str) -> dict[str,
             steps = [1000 * (end - start) for start, end in itertools.pairwise(times)]
             if number:  # the first round warms up
                 ends = statistics.median(steps[:tenth]), statistics.median(steps[-tenth:])
-                found.setdefault(name, []).append(ends)
+                measured.setdefault(name, []).append(ends)
         server.should_exit = True
     return {
-        name: (statistics.median(first for first, _ in each), statistics.median(last for _, last in each))
-        for name, each in found.items()
+        name: (
+            statistics.median(first for first, _ in measurements),
+            statistics.median(last for _, last in measurements),
+        )
+        for name, measurements in measured.items()
     }
 
 
@@ -243,15 +246,15 @@ def litellm_proxy(program: str, upstream: str) -> Iterator[tuple[int, psutil.Pro
 
 def cpu_seconds(process: psutil.Process) -> float:
     """CPU seconds of a process and its children."""
-    times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
-    return sum(each.user + each.system for each in times)
+    times = [member.cpu_times() for member in (process, *process.children(recursive=True))]
+    return sum(member.user + member.system for member in times)
 
 
 async def measure_litellm(process: psutil.Process, port: int, chains: int, turns: int, *, stream: bool) -> float:
     """CPU milliseconds per call of LiteLLM's proxy alone."""
-    begun = cpu_seconds(process)
+    started = cpu_seconds(process)
     await run_in_process(port, [PROXY_KEY] * chains, turns, stream=stream)
-    return 1000 * (cpu_seconds(process) - begun) / (chains * turns)
+    return 1000 * (cpu_seconds(process) - started) / (chains * turns)
 
 
 async def main(quick: bool, litellm: str) -> None:
@@ -293,5 +296,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--litellm", default="", help="the program `litellm` of an environment with litellm[proxy]")
-    given = parser.parse_args()
-    asyncio.run(main(given.quick, given.litellm))
+    options = parser.parse_args()
+    asyncio.run(main(options.quick, options.litellm))

@@ -217,7 +217,7 @@ async def _run_async(agent: HFAgent, counts: tuple[int, ...]) -> list[float]:
     for before, count in zip((0, *counts), counts, strict=False):
         for at in range(before, count, CHAINS_PER_RUN):
             questions = [text_of(10) for _ in range(min(CHAINS_PER_RUN, count - at))]
-            check(await agent.run([{"question": each} for each in questions], max_turns=5))
+            check(await agent.run([{"question": question} for question in questions], max_turns=5))
         agent.trajectories = ()
         rss.append(_rss_after_gc())
     await agent.close()

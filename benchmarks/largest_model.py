@@ -83,7 +83,7 @@ class Outcome:
 
 def run_case(case: Case) -> Outcome:
     """Train one step, in a process of its own."""
-    begun = time.perf_counter()
+    start = time.perf_counter()
     on_gpu = case.device == "cuda"
     config = case.config
     if on_gpu:
@@ -116,7 +116,7 @@ def run_case(case: Case) -> Outcome:
         return seconds
 
     engine = 0
-    started = time.perf_counter() - begun
+    started = time.perf_counter() - start
     seconds = asyncio.run(work())
     planned = sum(fitted.parts[name] for name in ("engine_weights", "engine_graphs"))
     return Outcome(
@@ -161,7 +161,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="The largest model that trains on one GPU.")
     parser.add_argument("--gib", type=float, nargs="+", default=[80, 140], help="sizes of the device in GiB")
     parser.add_argument("--kinds", nargs="+", choices=("all", "lora"), default=["all", "lora"])
-    parser.add_argument("--shapes", nargs="+", default=[each for each in SHAPES if each != "test"])
+    parser.add_argument("--shapes", nargs="+", default=[shape for shape in SHAPES if shape != "test"])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--seconds", type=float, default=240, help="no run starts after this time")
     parser.add_argument("--quick", action="store_true", help="a smoke run on the CPU; the figures are not meaningful")
@@ -171,7 +171,7 @@ def main(arguments: list[str] | None = None) -> None:
     if options.device == "cuda" and not torch.cuda.is_available():
         print("skipped: torch sees no GPU here")
         return
-    begun = time.perf_counter()
+    start = time.perf_counter()
     multiprocessing.set_forkserver_preload(["benchmarks.update_gpu", "agentfly.training.trainer", "peft"])
     shapes = sorted(options.shapes, key=lambda shape: measure_shape(shape).parameters)
     kinds = [(gib, kind) for gib in options.gib for kind in options.kinds]
@@ -186,7 +186,7 @@ def main(arguments: list[str] | None = None) -> None:
     outcomes: dict[Case, Outcome] = {}
 
     def trains(case: Case) -> bool:
-        left = options.seconds - (time.perf_counter() - begun)
+        left = options.seconds - (time.perf_counter() - start)
         if left <= 0:
             return False
         outcomes[case] = run_in_process(case, min(left + 30, 120))
@@ -219,7 +219,7 @@ def main(arguments: list[str] | None = None) -> None:
     print_table("One training step with the engine beside it", header, rows)
     where = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
     print(
-        f"{where}, torch {torch.__version__}, {CHAINS} chains of {LENGTH} tokens, {time.perf_counter() - begun:.0f} s"
+        f"{where}, torch {torch.__version__}, {CHAINS} chains of {LENGTH} tokens, {time.perf_counter() - start:.0f} s"
     )
 
 

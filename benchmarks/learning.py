@@ -66,12 +66,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.out or Path(scratch)
         for study in options.studies:
-            made = {
+            runs = {
                 name: [_run(folder, changes, seed, steps) for seed in seeds] for name, changes in STUDIES[study].items()
             }
-            show(study, made)
+            show(study, runs)
             if options.out is not None:
-                draw(folder / f"{study}.png", made)
+                draw(folder / f"{study}.png", runs)
 
 
 def _run(folder: Path, changes: Sequence[str], seed: int, steps: int) -> Path:
@@ -82,10 +82,10 @@ def _run(folder: Path, changes: Sequence[str], seed: int, steps: int) -> Path:
     from agentfly.cli.train import train_recipe
 
     torch.set_num_threads(1)
-    place = folder / "-".join([*(change.replace("=", "_") for change in changes), f"seed_{seed}"])
-    if (place / "report.html").exists():
-        return place
-    shutil.rmtree(place, ignore_errors=True)
+    run_folder = folder / "-".join([*(change.replace("=", "_") for change in changes), f"seed_{seed}"])
+    if (run_folder / "report.html").exists():
+        return run_folder
+    shutil.rmtree(run_folder, ignore_errors=True)
     fields = [change for change in changes if change not in SWITCHES]
     with contextlib.ExitStack() as stack:
         if "unmasked" in changes:
@@ -93,13 +93,13 @@ def _run(folder: Path, changes: Sequence[str], seed: int, steps: int) -> Path:
         if "blind" in changes:
             stack.enter_context(_blind())
         model = _warm_start(folder, changes, seed, quick=steps < STEPS)
-        begun = time.process_time()
+        started = time.process_time()
         overrides = [f"model={model}", f"seed={seed}", f"steps={steps}", "checkpoint.every=1000", *fields]
         recipe = next((change for change in changes if change in ("rooms", "find_digit")), "lookup")
-        train_recipe(find_recipe(recipe), overrides, place)
+        train_recipe(find_recipe(recipe), overrides, run_folder)
         built = (model / "cpu-seconds").read_text()
-        (place / "cpu-seconds").write_text(f"{built} + {time.process_time() - begun:.1f}")
-    return place
+        (run_folder / "cpu-seconds").write_text(f"{built} + {time.process_time() - started:.1f}")
+    return run_folder
 
 
 def _warm_start(folder: Path, changes: Sequence[str], seed: int, *, quick: bool) -> Path:
@@ -107,10 +107,10 @@ def _warm_start(folder: Path, changes: Sequence[str], seed: int, *, quick: bool)
     from agentfly.models import find_digit, rooms, tiny, tiny_vision
 
     switches = [change.removeprefix("model=") for change in changes if change in SWITCHES and change != "unmasked"]
-    place = folder / "-".join(["warm-start", *switches, str(seed)])
-    if not (place / "config.json").exists():
-        begun = time.process_time()
-        draft = place.with_suffix(".draft")
+    run_folder = folder / "-".join(["warm-start", *switches, str(seed)])
+    if not (run_folder / "config.json").exists():
+        started = time.process_time()
+        draft = run_folder.with_suffix(".draft")
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
         task = rooms if "rooms" in switches else find_digit if "find_digit" in switches else None
@@ -119,9 +119,9 @@ def _warm_start(folder: Path, changes: Sequence[str], seed: int, *, quick: bool)
         else:
             size = {"heads": 3, "layers": 2} if "small" in switches else {}
             tiny.build(draft, draft, seed=seed, steps=20 if quick else tiny.STEPS, **size)
-        (draft / "cpu-seconds").write_text(f"{time.process_time() - begun:.1f}")
-        draft.rename(place)
-    return place
+        (draft / "cpu-seconds").write_text(f"{time.process_time() - started:.1f}")
+        draft.rename(run_folder)
+    return run_folder
 
 
 @contextmanager
@@ -162,20 +162,22 @@ def _unmasked() -> Iterator[None]:
         SegmentArrays.from_segment = exact  # type: ignore[method-assign]
 
 
-def show(study: str, made: dict[str, list[Path]]) -> None:
+def show(study: str, runs: dict[str, list[Path]]) -> None:
     from agentfly.runs import RunDirectory
 
     rows: list[list[Any]] = []
-    for name, places in made.items():
-        for place in places:
-            evals = {r.step: r.eval for r in RunDirectory(place).records() if r.eval is not None}
+    for name, places in runs.items():
+        for run_folder in places:
+            evals = {r.step: r.eval for r in RunDirectory(run_folder).records() if r.eval is not None}
             curve = [f"{evals[step].reward:.2f}" for step in sorted(evals)]
             greedy = f"{evals[0].metrics['greedy']:.2f} → {evals[max(evals)].metrics['greedy']:.2f}"
-            rows.append([name, place.name.rpartition("_")[2], *curve, greedy, (place / "cpu-seconds").read_text()])
+            rows.append(
+                [name, run_folder.name.rpartition("_")[2], *curve, greedy, (run_folder / "cpu-seconds").read_text()]
+            )
     print_table(study, ["", "seed", *map(str, sorted(evals)), "greedy", "CPU-s (warm start + RL)"], rows)
 
 
-def draw(place: Path, made: dict[str, list[Path]]) -> None:
+def draw(image: Path, runs: dict[str, list[Path]]) -> None:
     """Plot the held-out curves: one color per variant, one line per seed."""
     from matplotlib.figure import Figure
 
@@ -183,14 +185,14 @@ def draw(place: Path, made: dict[str, list[Path]]) -> None:
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
-    for number, (name, places) in enumerate(made.items()):
+    for number, (name, places) in enumerate(runs.items()):
         for seed, run in enumerate(places):
             points = [(r.step, r.eval.reward) for r in RunDirectory(run).records() if r.eval is not None]
             axes.plot(*zip(*points, strict=True), color=f"C{number}", alpha=0.8, label="" if seed else name)
     axes.set(xlabel="step", ylabel="held-out success", ylim=(0, 1.02))
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
-    figure.savefig(place, dpi=130)
+    figure.savefig(image, dpi=130)
 
 
 if __name__ == "__main__":

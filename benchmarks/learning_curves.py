@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="image to write")
     options = parser.parse_args()
     curves: dict[str, list[np.ndarray]] = defaultdict(list)  # per run [steps, panels]
-    for path in sorted(each for each in options.folder.iterdir() if (each / "metrics.jsonl").exists()):
+    for path in sorted(run for run in options.folder.iterdir() if (run / "metrics.jsonl").exists()):
         steps = [record.metrics for record in RunDirectory(path).records() if record.step]
         if len(steps) > ENDS:
             figures = [[measure(step) for measure in PANELS.values()] for step in steps]

@@ -40,10 +40,10 @@ async def measure_lease(instances: int, rounds: int, *env_classes: type[Environm
     await held.pop().release()
     spent = []
     for _ in range(rounds):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         async with manager.leases(TASK, env_classes) as leases:
             await leases.get(env_classes[0])
-        spent.append(time.perf_counter() - begun)
+        spent.append(time.perf_counter() - started)
     for leases in held:
         await leases.release()
     await manager.close()
@@ -61,9 +61,9 @@ async def measure_contention(instances: int, chains: int) -> float:
                 await asyncio.sleep(0)
 
     await asyncio.gather(*(worker() for _ in range(instances)))
-    begun = time.process_time()
+    started = time.process_time()
     await asyncio.gather(*(worker() for _ in range(4 * instances)))
-    spent = time.process_time() - begun
+    spent = time.process_time() - started
     await manager.close()
     return spent / (chains // (4 * instances) * 4 * instances) * 1e6
 
@@ -75,11 +75,11 @@ async def measure_queue(instances: int, rounds: int) -> float:
         queue.put_nowait(NoOp())
     spent = []
     for _ in range(rounds):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         environment = await queue.get()
         await environment.reset(TASK)
         queue.put_nowait(environment)
-        spent.append(time.perf_counter() - begun)
+        spent.append(time.perf_counter() - started)
     return median(spent) * 1e6
 
 

@@ -131,7 +131,7 @@ def measure(sides: dict[str, Side], size: Size) -> dict[str, Measurement]:
 def rows(size: Size, measurements: dict[str, Measurement]) -> Iterable[list[str]]:
     floor = measurements["floor"].microseconds
     for name, side in measurements.items():
-        ratio = median(own / base for own, base in zip(side.microseconds, floor, strict=True))
+        ratio = median(measured / base for measured, base in zip(side.microseconds, floor, strict=True))
         yield [
             f"{size.chains:,} × {size.turns}",
             name,

@@ -112,14 +112,14 @@ class RecipeStudy:
         self.env, self.model, self.quick, self.until = ENVS[env], model, quick, until
         module = load_module(find_recipe(self.env.recipe).path, "recipe", self.env.recipe)
         self.make_agent, self.recipe = partial(make_agent, module, **self.env.agent()), module.config
-        first, rest = (8, 8) if quick else (self.env.demonstrated, self.env.trained)
+        first, trained = (8, 8) if quick else (self.env.demonstrated, self.env.trained)
         self.demonstrations = folder / "demonstrations" / f"{env}.jsonl"
         drawn = folder / "tasks" / f"{env}.json"
         if not drawn.exists():  # drawing takes up to half a minute, so the first job of an environment stores the tasks
             drawn.parent.mkdir(exist_ok=True)
             held_out = self.env.draw("validation", 4 if quick else self.env.held_out)
             part = drawn.with_suffix(f".{os.getpid()}")
-            part.write_text(json.dumps([self.env.draw("train", first + rest), held_out]))
+            part.write_text(json.dumps([self.env.draw("train", first + trained), held_out]))
             part.rename(drawn)
         tasks, self.held_out = map(parse_tasks, json.loads(drawn.read_text()))
         self.demonstrated, self.trained = tasks[:first], tasks[first:]
@@ -139,15 +139,16 @@ class RecipeStudy:
 
         config = self.config(Path(), [])
         sampling = {"temperature": 1.0, "max_tokens": config.sampling.max_tokens}
-        found = await evaluate(
+        evaluation = await evaluate(
             agent, tasks or self.held_out, greedy=greedy, max_turns=config.max_turns, sampling=sampling, seed=0,
             max_concurrent_chains=config.chains_per_step,
         )  # fmt: skip
-        shares = {"sampled": found.success, "greedy": found.greedy}
+        shares = {"sampled": evaluation.success, "greedy": evaluation.greedy}
         return {
-            **{name: (each.mean, each.low, each.high) for name, each in shares.items() if each is not None},
-            "tasks": found.tasks, "reward": found.reward.mean, "turns": found.turns, "calls": found.calls,
-            "tokens": found.tokens, "unscored": found.unscored, "stops": dict(found.stops),
+            **{name: (share.mean, share.low, share.high) for name, share in shares.items() if share is not None},
+            "tasks": evaluation.tasks, "reward": evaluation.reward.mean, "turns": evaluation.turns,
+            "calls": evaluation.calls, "tokens": evaluation.tokens, "unscored": evaluation.unscored,
+            "stops": dict(evaluation.stops),
         }  # fmt: skip
 
     def demonstrate(self, count: int) -> list[Any]:
@@ -167,10 +168,10 @@ class RecipeStudy:
             finally:
                 await writer.close()
 
-        found = asyncio.run(run_expert())
-        print(f"{len(found.accepted)} demonstrations; rejected: {found.reasons}", flush=True)
+        demonstrations = asyncio.run(run_expert())
+        print(f"{len(demonstrations.accepted)} demonstrations; rejected: {demonstrations.reasons}", flush=True)
         self.demonstrations.parent.mkdir(exist_ok=True)
         part = self.demonstrations.with_suffix(f".{os.getpid()}")
-        save_trajectories(part, found.accepted)
+        save_trajectories(part, demonstrations.accepted)
         part.rename(self.demonstrations)
-        return list(found.accepted[:count])
+        return list(demonstrations.accepted[:count])

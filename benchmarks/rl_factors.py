@@ -162,13 +162,13 @@ def store_jobs(folder: Path, prefix: str, jobs: list[dict[str, Any]]) -> None:
 
 def run_queue(options: argparse.Namespace) -> None:
     """Start jobs while there is room, and stop those that take too long."""
-    folder, begun, started = options.folder, time.monotonic(), set[str]()
+    folder, study_start, started = options.folder, time.monotonic(), set[str]()
     options.until = time.time() + options.deadline
     running: dict[str, tuple[subprocess.Popen[bytes], float]] = {}
-    while time.monotonic() - begun < options.deadline and not (folder / "stop").exists():
+    while time.monotonic() - study_start < options.deadline and not (folder / "stop").exists():
         for name, (process, since) in list(running.items()):
             if process.poll() is not None:
-                print(f"{time.monotonic() - begun:6.0f} s  {name}: exit {process.returncode}", flush=True)
+                print(f"{time.monotonic() - study_start:6.0f} s  {name}: exit {process.returncode}", flush=True)
                 del running[name]
             elif time.monotonic() - since > options.limit:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -205,8 +205,9 @@ def is_ready(folder: Path, job: dict[str, Any]) -> bool:
     if job["kind"] in ("warm", "search"):
         return True
     if job["model"] == "base":
-        warm = [each for each in map(read, (folder / "jobs").glob("*.json")) if each["kind"] in ("warm", "search")]
-        needed = [each["name"] for each in warm if each["env"] == job["env"]]
+        jobs = map(read, (folder / "jobs").glob("*.json"))
+        warm = [other for other in jobs if other["kind"] in ("warm", "search")]
+        needed = [other["name"] for other in warm if other["env"] == job["env"]]
     else:
         needed = [job["model"]]
     needed += [f"{job['env']}-measure"] if job.get("medium") else []
@@ -220,8 +221,8 @@ def read(path: Path) -> dict[str, Any]:
 
 def base_of(folder: Path, env: str) -> str:
     """The warm start whose success is closest to the target."""
-    there = [read(path) for path in (folder / "results").glob(f"{env}-warm-*.json")]
-    return str(min(there, key=lambda each: abs(each["sampled"][0] - TARGET))["name"])
+    warm_starts = [read(path) for path in (folder / "results").glob(f"{env}-warm-*.json")]
+    return str(min(warm_starts, key=lambda warm_start: abs(warm_start["sampled"][0] - TARGET))["name"])
 
 
 # ── one job ──
@@ -236,12 +237,12 @@ def run_job(options: argparse.Namespace) -> None:
         memory, total = ENVS[job["env"]].memory, torch.cuda.get_device_properties(0).total_memory
         share = 0.95 / options.parallel if memory is None else min(memory * 2**30 / total, 0.95)
         torch.cuda.set_per_process_memory_fraction(share)
-    begun = time.monotonic()
+    started = time.monotonic()
     until = min(options.until, time.time() + options.limit)
     study = RecipeStudy(options.folder, job["env"], model=options.model, quick=options.quick, until=until)
     kinds = {"warm": warm, "search": search, "measure": measure, "train": train}
-    found = kinds[job["kind"]](study, job, options.folder)
-    result = {**job, **found, "seconds": time.monotonic() - begun}
+    result = kinds[job["kind"]](study, job, options.folder)
+    result = {**job, **result, "seconds": time.monotonic() - started}
     (options.folder / "results").mkdir(exist_ok=True)
     (options.folder / "results" / f"{job['name']}.json").write_text(json.dumps(result))
 
@@ -250,9 +251,9 @@ def warm(study: RecipeStudy, job: dict[str, Any], folder: Path) -> dict[str, Any
     from agentfly.sft.training import build_sft_learner, train_sft
 
     steps, seed = 1 if study.quick else job["steps"], job.get("seed", 0)
-    shown = study.demonstrate(16 * steps)
+    demonstrations = study.demonstrate(16 * steps)
     learner = build_sft_learner(study.model, steps=steps, learning_rate=1e-4, seed=seed)
-    losses = train_sft(learner, shown, steps=steps, batch_size=2 if study.quick else 16, seed=seed)
+    losses = train_sft(learner, demonstrations, steps=steps, batch_size=2 if study.quick else 16, seed=seed)
     out = folder / "models" / job["name"]
     save_model(study, learner, out)
 
@@ -281,9 +282,9 @@ def search(study: RecipeStudy, job: dict[str, Any], folder: Path) -> dict[str, A
     from agentfly.sft.training import build_sft_learner, train_sft
     from agentfly.training.weight_sync import sync_weights
 
-    begun = time.monotonic()
+    started = time.monotonic()
     stages = (1, 2) if study.quick else study.env.stages
-    shown = study.demonstrate(8 if study.quick else min(16 * stages[-1], study.env.demonstrated))
+    demonstrations = study.demonstrate(8 if study.quick else min(16 * stages[-1], study.env.demonstrated))
     learner = build_sft_learner(study.model, steps=2 * stages[-1], learning_rate=1e-4)
     out = folder / "models" / job["name"]
     target = job["target"]
@@ -296,16 +297,16 @@ def search(study: RecipeStudy, job: dict[str, Any], folder: Path) -> dict[str, A
             for number, stage in enumerate(stages):
                 before = stages[number - 1] if number else 0
                 size = 2 if study.quick else 16
-                train_sft(learner, shown, steps=stage - before, batch_size=size, seed=number)
+                train_sft(learner, demonstrations, steps=stage - before, batch_size=size, seed=number)
                 await sync_weights(learner, agent.backend, number + 1)
                 tuned = study.trained[-TUNED:]
                 share = (await study.evaluate(agent, tuned, greedy=False))["sampled"][0]
                 curve.append((stage, share))
-                print(f"{time.monotonic() - begun:.0f} s: {share:.3f} after {stage} steps of SFT", flush=True)
+                print(f"{time.monotonic() - started:.0f} s: {share:.3f} after {stage} steps of SFT", flush=True)
                 if abs(share - target) < best:
                     best = abs(share - target)
                     save_model(study, learner, out)
-                if share >= target or time.monotonic() - begun > SEARCH_SECONDS:
+                if share >= target or time.monotonic() - started > SEARCH_SECONDS:
                     break
             learner.load(out)
             await sync_weights(learner, agent.backend, len(stages) + 1)
@@ -327,7 +328,7 @@ def measure(study: RecipeStudy, job: dict[str, Any], folder: Path) -> dict[str, 
             chains = await agent.run(tasks, config.max_turns, 4, sampling=config.sampling, seed=1)
         finally:
             await agent.close()
-        return [fmean(each.reward or 0.0 for each in chains if each.group == group) for group in range(len(tasks))]
+        return [fmean(chain.reward or 0.0 for chain in chains if chain.group == group) for group in range(len(tasks))]
 
     return {"shares": asyncio.run(measured())}
 
@@ -351,16 +352,16 @@ def train(study: RecipeStudy, job: dict[str, Any], folder: Path) -> dict[str, An
         async with trainer:
             slowest = 0.0
             while trainer.step < config.steps and time.time() + slowest + EVALUATION_SECONDS < study.until:
-                begun = time.time()
+                started = time.time()
                 await trainer.train_step()
-                slowest = max(slowest, time.time() - begun)
+                slowest = max(slowest, time.time() - started)
             return {"steps": trainer.step, **await study.evaluate(trainer.agent)}
 
-    found = asyncio.run(trained())
+    outcome = asyncio.run(trained())
     shutil.rmtree(run / "checkpoints", ignore_errors=True)
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    seconds = [sum(value for name, value in each.items() if name.startswith("time/")) for each in records]
-    return {"model": model, "training_tasks": len(tasks), "step_seconds": median(seconds), **found}
+    seconds = [sum(value for name, value in record.items() if name.startswith("time/")) for record in records]
+    return {"model": model, "training_tasks": len(tasks), "step_seconds": median(seconds), **outcome}
 
 
 # ── the tables ──
@@ -372,9 +373,9 @@ def show(folder: Path) -> None:
     for result in results:
         if "sampled" in result:
             shares = (result["sampled"], result["greedy"])
-            shown = [f"{mean:.3f} ({low:.2f} to {high:.2f})" for mean, low, high in shares]
+            cells = [f"{mean:.3f} ({low:.2f} to {high:.2f})" for mean, low, high in shares]
             seconds = f"{result.get('step_seconds', 0):.1f}"
-            rows.append([result["name"], result.get("model", ""), " ".join(result.get("changes", [])), *shown, seconds])
+            rows.append([result["name"], result.get("model", ""), " ".join(result.get("changes", [])), *cells, seconds])
     if rows:
         print_table("Held-out success", ["run", "warm start", "changes", "sampled", "greedy", "s a step"], rows)
     starts = {result["name"]: result for result in results}
@@ -383,7 +384,7 @@ def show(folder: Path) -> None:
         start = starts.get(result.get("model", ""))
         if start is not None and "sampled" in result:
             cells = [cell for kind in ("sampled", "greedy") for cell in compare(start, result, kind)]
-            seed = next((each[5:] for each in result["changes"] if each.startswith("seed=")), "0")
+            seed = next((change[5:] for change in result["changes"] if change.startswith("seed=")), "0")
             steps, seconds = str(result.get("steps", "")), f"{result['step_seconds']:.1f}"
             gains.append([result["env"], result["name"], seed, str(start["tasks"]), *cells, steps, seconds])
     if gains:

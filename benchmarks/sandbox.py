@@ -45,7 +45,7 @@ RESET_BY_SESSION = ("MathWithPython", "ProgramSynthesis", "Shell", "Repair")
 
 
 def milliseconds(times: list[float]) -> str:
-    ordered = sorted(1000 * each for each in times)
+    ordered = sorted(1000 * seconds for seconds in times)
     return f"{statistics.median(ordered):.2f} / {ordered[int(len(ordered) * 0.99)]:.2f}"
 
 
@@ -93,7 +93,7 @@ async def measure_start(mechanism: str | None, python: str | None, opens: int) -
                 times.append(time.perf_counter() - started)
                 await session.run(CODE)
                 await session.close()
-            ordered = sorted(1000 * each for each in times)
+            ordered = sorted(1000 * seconds for seconds in times)
             p95 = ordered[int(len(ordered) * 0.95)]
             rows.append([f"{ready} forked ahead", f"{statistics.median(ordered):.2f}", f"{p95:.2f}"])
     return rows
@@ -143,15 +143,15 @@ def measure_prototype(many: int, calls: int) -> float:
     """Calls per second of the prototype: forked processes that answer over socket pairs, driven by one epoll loop."""
     channels, pids = {}, []
     for _ in range(many):
-        ours, theirs = socket.socketpair()
+        host_socket, peer_socket = socket.socketpair()
         pids.append(os.fork())
         if pids[-1] == 0:
-            for inherited in (ours, *channels.values()):
+            for inherited in (host_socket, *channels.values()):
                 inherited.close()
-            answer_cells(theirs)
+            answer_cells(peer_socket)
             os._exit(0)
-        theirs.close()
-        channels[ours.fileno()] = ours
+        peer_socket.close()
+        channels[host_socket.fileno()] = host_socket
     poller = select.epoll()
     for fd in channels:
         poller.register(fd, select.EPOLLIN)
@@ -167,8 +167,8 @@ def measure_prototype(many: int, calls: int) -> float:
             assert json.loads(channels[fd].recv(65536))["val"] == "2"
             done += 1
     rate = calls / (time.perf_counter() - started)
-    for each in channels.values():
-        each.close()
+    for channel in channels.values():
+        channel.close()
     for pid in pids:
         os.waitpid(pid, 0)
     return rate
@@ -273,8 +273,8 @@ async def measure_containers(image: str | None) -> None:
     """Compare one container per session with a new Python process in a running container per call."""
     import docker
 
-    with engine(image) as found:
-        async with await open_sandbox(Container(image=found)) as sandbox:
+    with engine(image) as built_image:
+        async with await open_sandbox(Container(image=built_image)) as sandbox:
             opening = await open_and_close(sandbox, 16)
             print_table("New container, one call, close", ["what", "per second", "ms, median / 99 %"], opening)
             rows = []
@@ -282,10 +282,12 @@ async def measure_containers(image: str | None) -> None:
                 sessions = await asyncio.gather(*(sandbox.open_session() for _ in range(many)))
                 rate, times = await closed_loop([lambda s=s: s.run(CODE) for s in sessions], 1000)
                 await asyncio.gather(*(session.close() for session in sessions))
-                with exec_python(docker.APIClient(version="auto", **docker.utils.kwargs_from_env()), found) as run:
+                with exec_python(
+                    docker.APIClient(version="auto", **docker.utils.kwargs_from_env()), built_image
+                ) as run:
                     exec_rate, exec_times = await closed_loop([lambda run=run: call(run)] * many, 24)
-                shown = milliseconds(times), f"{exec_rate:.1f}", milliseconds(exec_times)
-                rows.append([str(many), f"{rate:.0f}", *shown])
+                cells = milliseconds(times), f"{exec_rate:.1f}", milliseconds(exec_times)
+                rows.append([str(many), f"{rate:.0f}", *cells])
     header = ["at once", "sessions: calls/s", "ms, median / 99 %", "exec per call: calls/s", "ms, median / 99 %"]
     print_table("Calls in containers", header, rows)
 
@@ -315,13 +317,20 @@ async def measure_holding(sandbox: LocalSandbox, held: int) -> list[list[str]]:
         sessions += await asyncio.gather(*(sandbox.open_session() for _ in range(20)))
     filled = time.perf_counter() - started
     await asyncio.sleep(0.5)
-    each = (available - psutil.virtual_memory().available) / 2**20 / len(sessions)
+    mib_per_session = (available - psutil.virtual_memory().available) / 2**20 / len(sessions)
     shared = (proportional_memory(os.getpid()) - before) / len(sessions)
     _, times = await closed_loop([lambda: random.choice(sessions).run(CODE)], 300)
     started = time.perf_counter()
     await asyncio.gather(*(session.close() for session in sessions))
     closed = time.perf_counter() - started
-    row = [len(sessions), f"{filled:.1f}", f"{each:.1f}", f"{shared:.1f}", milliseconds(times), f"{closed:.1f}"]
+    row = [
+        len(sessions),
+        f"{filled:.1f}",
+        f"{mib_per_session:.1f}",
+        f"{shared:.1f}",
+        milliseconds(times),
+        f"{closed:.1f}",
+    ]
     return [[str(cell) for cell in row]]
 
 

@@ -79,13 +79,13 @@ def _measure(
     resetting = stepping = 0.0
     spent = cpu_seconds(java_pids)
     for task, actions in solved:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         begin(task)
         loaded = time.perf_counter()
         for action in actions:
             step(action)
         stepping += time.perf_counter() - loaded
-        resetting += loaded - begun
+        resetting += loaded - started
     steps = sum(len(actions) for _, actions in solved)
     spent = (cpu_seconds(java_pids) - spent) / (steps + len(solved))
     cells = (1000 * resetting / len(solved), 1000 * stepping / steps, 1000 * spent)
@@ -136,10 +136,10 @@ async def measure_managed(instances: int, solved: list[tuple[Task, list[str]]], 
     barrier = asyncio.Barrier(instances)
     await asyncio.gather(*(chain(*solved[number % len(solved)], barrier) for number in range(instances)))
     java_pids = jvm.list_pids()
-    spent, begun = cpu_seconds(java_pids), time.perf_counter()
-    deadline = begun + seconds
+    spent, started = cpu_seconds(java_pids), time.perf_counter()
+    deadline = started + seconds
     await asyncio.gather(*map(worker, range(instances)))
-    took, spent = time.perf_counter() - begun, cpu_seconds(java_pids) - spent
+    took, spent = time.perf_counter() - started, cpu_seconds(java_pids) - spent
     memory = resident(java_pids)
     await manager.close()
     rates = [f"{steps / took:.0f}", f"{chains / took:.2f}", f"{1000 * spent / steps:.1f}"]

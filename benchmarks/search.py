@@ -35,17 +35,17 @@ async def measure_environment(instances: int, chains: int) -> list[str]:
     async def chain(number: int) -> None:
         task = rows[number % len(rows)]
         async with places, manager.leases(task, [Search]) as leases:
-            begun = time.perf_counter()
+            started = time.perf_counter()
             environment = await leases.get(Search)
             between = time.perf_counter()
             for title in task.columns["start"], *task.columns["path"]:
                 await environment.search(query=title)  # type: ignore[attr-defined]
-            spent["reset"] += between - begun
+            spent["reset"] += between - started
             spent["search"] += time.perf_counter() - between
 
-    begun, used = time.perf_counter(), time.process_time()
+    started, used = time.perf_counter(), time.process_time()
     await asyncio.gather(*(chain(number) for number in range(chains)))
-    wall, used = time.perf_counter() - begun, time.process_time() - used
+    wall, used = time.perf_counter() - started, time.process_time() - used
     steps = sum(1 + rows[number % len(rows)].columns["hops"] for number in range(chains))
     await manager.close()
     memory = await _memory(rows, instances)
@@ -73,9 +73,9 @@ async def _memory(rows: list[Task], instances: int) -> float:
 
 def indexes(articles: int, queries: int) -> list[list[str]]:
     passages = Encyclopedia.draw("train", 1, articles).passages
-    texts = [f"{each.title} {each.text}" for each in passages]
-    asked = [each.title for each in passages[:: max(1, articles // queries)]][:queries]
-    rows = [_timed("ours", lambda: BM25Index(passages), lambda index, query: index.search([query], 3), asked)]
+    texts = [f"{passage.title} {passage.text}" for passage in passages]
+    queried = [passage.title for passage in passages[:: max(1, articles // queries)]][:queries]
+    rows = [_timed("ours", lambda: BM25Index(passages), lambda index, query: index.search([query], 3), queried)]
     import bm25s
 
     def plain() -> Any:
@@ -87,39 +87,41 @@ def indexes(articles: int, queries: int) -> list[list[str]]:
         tokens = bm25s.tokenize([query], show_progress=False, return_ids=False)
         return index.retrieve(tokens, k=3, show_progress=False)
 
-    rows.append(_timed("bm25s as it comes", plain, retrieve, asked))
+    rows.append(_timed("bm25s as it comes", plain, retrieve, queried))
     if importlib.util.find_spec("rank_bm25") is not None:
         from rank_bm25 import BM25Okapi
 
         words = [text.lower().split() for text in texts]
         rows.append(
-            _timed("rank_bm25", lambda: BM25Okapi(words), lambda i, q: i.get_top_n(q.lower().split(), texts, 3), asked)
+            _timed(
+                "rank_bm25", lambda: BM25Okapi(words), lambda i, q: i.get_top_n(q.lower().split(), texts, 3), queried
+            )
         )
     return rows
 
 
-def _timed(name: str, make: Callable[[], Any], ask: Callable[[Any, str], Any], asked: list[str]) -> list[str]:
-    begun = time.process_time()
+def _timed(name: str, make: Callable[[], Any], ask: Callable[[Any, str], Any], queried: list[str]) -> list[str]:
+    started = time.process_time()
     index = make()
-    made = time.process_time()
-    for query in asked:
+    built = time.process_time()
+    for query in queried:
         ask(index, query)
-    return [name, f"{made - begun:.2f}", f"{(time.process_time() - made) / len(asked) * 1e3:.2f}"]
+    return [name, f"{built - started:.2f}", f"{(time.process_time() - built) / len(queried) * 1e3:.2f}"]
 
 
 async def serve(articles: int, queries: int, batch: int, *, repeated: bool) -> float:
     """Queries per second of 64 clients through the server's query batcher."""
     passages = Encyclopedia.draw("train", 1, articles).passages
     batcher = QueryBatcher(BM25Index(passages), Cache(100_000 if repeated else 0), batch=batch)
-    asked = [passages[(n % 50 if repeated else n) % articles].title for n in range(queries)]
+    queried = [passages[(n % 50 if repeated else n) % articles].title for n in range(queries)]
 
-    async def client(own: list[str]) -> None:
-        for query in own:
+    async def client(titles: list[str]) -> None:
+        for query in titles:
             await batcher.search(query, 3)
 
-    begun = time.perf_counter()
-    await asyncio.gather(*(client(asked[n::64]) for n in range(64)))
-    return queries / (time.perf_counter() - begun)
+    started = time.perf_counter()
+    await asyncio.gather(*(client(queried[n::64]) for n in range(64)))
+    return queries / (time.perf_counter() - started)
 
 
 def main() -> None:

@@ -64,7 +64,9 @@ def count_flops(model: Any, tokens: int, length: float) -> float:
     config = model.config
     embedding = None if config.tie_word_embeddings else model.get_input_embeddings().weight
     weights = sum(
-        (6.0 if each.requires_grad else 4.0) * each.numel() for each in model.parameters() if each is not embedding
+        (6.0 if parameter.requires_grad else 4.0) * parameter.numel()
+        for parameter in model.parameters()
+        if parameter is not embedding
     )
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     attention = 12 * config.num_hidden_layers * config.num_attention_heads * width * length / 2

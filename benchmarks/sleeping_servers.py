@@ -28,7 +28,7 @@ by the ratio of the weights, 2.3; not measured."""
 class Turn(NamedTuple):
     sampled: int
     """Tokens of the reply."""
-    shown: int
+    observed: int
     """Tokens of the tool's answer; 0 after the last reply."""
 
 
@@ -98,17 +98,17 @@ def simulate_ideal(
     """All chains start at once and stay on their replica, split evenly; a tool takes `tool_seconds`."""
     wall = 0.0
     for replica in range(replicas):
-        own = chains[replica::replicas]
+        replica_chains = chains[replica::replicas]
         decoder = SharedDecoder(curve)
-        asking = [(0.0, number, 0) for number in range(len(own))]  # time, chain, turn
+        asking = [(0.0, number, 0) for number in range(len(replica_chains))]  # time, chain, turn
         while asking or decoder.next_end() is not None:
             end = decoder.next_end()
             if end is None or (asking and asking[0][0] < end):
                 now, number, turn = heapq.heappop(asking)
-                decoder.add(now, own[number][turn].sampled, (number, turn))
+                decoder.add(now, replica_chains[number][turn].sampled, (number, turn))
                 continue
             for number, turn in decoder.pop_ended(end):
-                if turn + 1 < len(own[number]):
+                if turn + 1 < len(replica_chains[number]):
                     heapq.heappush(asking, (end + tool_seconds, number, turn + 1))
             wall = max(wall, end)
     alone = [sum(turn.sampled for turn in chain) / curve[0][1] + tool_seconds * (len(chain) - 1) for chain in chains]
@@ -162,7 +162,7 @@ class ServerHost:
         turn = turns[number]
         text = "done<|im_end|>"
         if number + 1 < len(turns):
-            arguments = f'{{"words": {turn.shown}, "milliseconds": {self._milliseconds}}}'
+            arguments = f'{{"words": {turn.observed}, "milliseconds": {self._milliseconds}}}'
             text = f'<tool_call>\n{{"name": "act", "arguments": {arguments}}}\n</tool_call><|im_end|>'
         ids = self._encode(text).ids
         ids = self._filler * max(0, turn.sampled - len(ids)) + ids

@@ -82,11 +82,11 @@ def measure(way: Callable[[], None], times: int) -> tuple[float, float]:
 def rows(name: str, image: bytes, times: int) -> list[list[str]]:
     """One row per method."""
     with tempfile.TemporaryDirectory() as folder:
-        found = {way: measure(function, times) for way, function in copy_methods(image, Path(folder)).items()}
-    (_, ours), size = next(iter(found.values())), len(image) // 1024
+        measured = {way: measure(function, times) for way, function in copy_methods(image, Path(folder)).items()}
+    (_, first_clock), size = next(iter(measured.values())), len(image) // 1024
     return [
-        [name, str(size), way, f"{cpu:.2f}", f"{clock:.2f}", f"{clock / ours:.1f}×"]
-        for way, (cpu, clock) in found.items()
+        [name, str(size), way, f"{cpu:.2f}", f"{clock:.2f}", f"{clock / first_clock:.1f}×"]
+        for way, (cpu, clock) in measured.items()
     ]
 
 

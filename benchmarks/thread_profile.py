@@ -72,7 +72,7 @@ class ThreadProfile:
         stacks: Counter[tuple[str, str]] = Counter()
         with tempfile.TemporaryDirectory() as folder, _sample_stacks(stacks, Path(folder) / "stacks"):
             yield
-            names = {each.native_id: each.name for each in threading.enumerate()}
+            names = {thread.native_id: thread.name for thread in threading.enumerate()}
             after = _cpu_seconds()
         for ident, seconds in after.items():
             self.cpu[_role(names.get(ident, "other threads"))] += seconds - before.get(ident, 0.0)
@@ -80,8 +80,8 @@ class ThreadProfile:
             frames = stack.split(";")
             role = _role(thread)
             self.samples.setdefault(role, Counter())[find_cause(frames)] += count
-            own = [frame for frame in frames if "agentfly" in frame]
-            self.lines[f"{role}: {own[-1] if own else frames[-1]}"] += count
+            package_frames = [frame for frame in frames if "agentfly" in frame]
+            self.lines[f"{role}: {package_frames[-1] if package_frames else frames[-1]}"] += count
 
     def rows(self) -> list[list[str]]:
         """Rows of a table: thread, CPU seconds, cause, share of the thread's samples."""
@@ -106,7 +106,7 @@ def _role(thread: str) -> str:
 
 
 def _cpu_seconds() -> dict[int, float]:
-    return {each.id: each.user_time + each.system_time for each in psutil.Process().threads()}
+    return {thread.id: thread.user_time + thread.system_time for thread in psutil.Process().threads()}
 
 
 @contextmanager
@@ -135,16 +135,16 @@ def _sample_stacks(stacks: Counter[tuple[str, str]], file: Path) -> Iterator[Non
     ended = threading.Event()
 
     def sample() -> None:
-        own = threading.get_ident()
+        sampler_thread = threading.get_ident()
         while not ended.wait(INTERVAL):
-            names = {each.ident: each.name for each in threading.enumerate()}
+            names = {thread.ident: thread.name for thread in threading.enumerate()}
             for ident, innermost in sys._current_frames().items():
                 frames = []
                 frame: FrameType | None = innermost
                 while frame is not None:
                     frames.append(f"{frame.f_code.co_name} ({frame.f_code.co_filename}:{frame.f_lineno})")
                     frame = frame.f_back
-                if ident != own and not _IDLE.match(frames[0]):
+                if ident != sampler_thread and not _IDLE.match(frames[0]):
                     stacks[names.get(ident, "other threads"), ";".join(reversed(frames))] += 1
 
     thread = threading.Thread(target=sample, name="sampler", daemon=True)

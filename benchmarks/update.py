@@ -38,7 +38,7 @@ def run(side: tuple[Path, str], work: Work) -> UpdateCost:
     python, module = side
     command = [python, "-m", f"benchmarks.sides.{module}", work.shape, work.chains, work.scale, work.rounds]
     done = subprocess.run(
-        [str(each) for each in command],
+        [str(argument) for argument in command],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -52,25 +52,25 @@ def run(side: tuple[Path, str], work: Work) -> UpdateCost:
 
 def sizes(work: Work) -> list[str]:
     chains = work.trajectories()
-    tokens = [len(each.prompt) + len(each.completion) for each in chains]
+    tokens = [len(chain.prompt) + len(chain.completion) for chain in chains]
     return [work.shape, f"{work.chains}", f"{sum(tokens):,}", f"{max(tokens):,}"]
 
 
 def compare(work: Work) -> list[str]:
-    ours, theirs = run(OURS, work), run(THEIRS, work)
-    if abs(ours.norm - theirs.norm) > 1e-3 * theirs.norm:
-        raise RuntimeError(f"the gradients differ: norms of {ours.norm} and {theirs.norm}")
-    times, memory = theirs.seconds / ours.seconds, theirs.added / ours.added
-    seconds = [f"{ours.seconds:.2f}", f"{theirs.seconds:.2f}", f"{times:.1f}×"]
-    return [*sizes(work), *seconds, f"{ours.added:.0f}", f"{theirs.added:.0f}", f"{memory:.1f}×"]
+    agentfly_cost, trl_cost = run(OURS, work), run(THEIRS, work)
+    if abs(agentfly_cost.norm - trl_cost.norm) > 1e-3 * trl_cost.norm:
+        raise RuntimeError(f"the gradients differ: norms of {agentfly_cost.norm} and {trl_cost.norm}")
+    times, memory = trl_cost.seconds / agentfly_cost.seconds, trl_cost.added / agentfly_cost.added
+    seconds = [f"{agentfly_cost.seconds:.2f}", f"{trl_cost.seconds:.2f}", f"{times:.1f}×"]
+    return [*sizes(work), *seconds, f"{agentfly_cost.added:.0f}", f"{trl_cost.added:.0f}", f"{memory:.1f}×"]
 
 
 def measure_growth(works: list[Work]) -> list[list[str]]:
     rows = []
     for work in works:
         cost, cells = run(OURS, work), sizes(work)
-        each = 1e3 * cost.seconds / int(cells[2].replace(",", ""))
-        rows.append([*cells, f"{cost.seconds:.2f}", f"{each:.3f}", f"{cost.added:.0f}"])
+        milliseconds = 1e3 * cost.seconds / int(cells[2].replace(",", ""))
+        rows.append([*cells, f"{cost.seconds:.2f}", f"{milliseconds:.3f}", f"{cost.added:.0f}"])
     return rows
 
 

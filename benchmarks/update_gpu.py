@@ -163,10 +163,10 @@ def time_phases(learner: LocalLearner, samples: list[Sample]) -> dict[str, float
     def time_calls(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             synchronize(learner.device)
-            begun = time.perf_counter()
+            started = time.perf_counter()
             result = function(*args, **kwargs)
             synchronize(learner.device)
-            seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - begun
+            seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - started
             return result
 
         return call
@@ -198,8 +198,8 @@ def profile(learner: LocalLearner, samples: list[Sample]) -> None:
         learner.update(samples)
         synchronize(learner.device)
     events = recorded.key_averages()
-    cost = {each.key: each.self_device_time_total if on_gpu else each.self_cpu_time_total for each in events}
-    counts = {each.key: each.count for each in events}
+    cost = {event.key: event.self_device_time_total if on_gpu else event.self_cpu_time_total for event in events}
+    counts = {event.key: event.count for event in events}
     total = sum(cost.values()) or 1
     kinds = {
         "matrix products": ("gemm", "nvjet", "cutlass", "mm", "splitk", "addmm"),
@@ -227,20 +227,20 @@ def run_variant(
     """Run a warm-up update and a measured one; returns the cells of the variant's row."""
     with apply(variant):
         learner = build_learner(shape, device, variant)
-        begun = time.perf_counter()
+        started = time.perf_counter()
         learner.update(samples[:WARMUP_CHAINS])
         synchronize(device)
-        first = time.perf_counter() - begun
-        begun = time.perf_counter()
+        first = time.perf_counter() - started
+        started = time.perf_counter()
         metrics = learner.update(samples)
         synchronize(device)
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - started
         if detailed:
             phases = time_phases(learner, samples)
             cells = [[name, f"{spent:.3f}", f"{spent / phases['whole']:.0%}"] for name, spent in phases.items()]
             print_table("Phases, the GPU idle between them", ["phase", "s", "share"], cells)
             profile(learner, samples[:16])
-    tokens = sum(len(each.segment.tokens) for each in samples)
+    tokens = sum(len(sample.segment.tokens) for sample in samples)
     mfu = count_flops(learner.model, tokens, len(samples[0].segment.tokens)) / seconds / PEAK_FLOPS
     peak = metrics.get("update/peak_memory_bytes", 0.0) / GIB
     norm = f"{metrics['policy/grad_norm']:.5g}"
@@ -265,7 +265,7 @@ def main(arguments: list[str] | None = None) -> None:
     if options.device == "cuda" and not torch.cuda.is_available():
         print("skipped: torch sees no GPU here")
         return
-    begun = time.perf_counter()
+    started = time.perf_counter()
     variants = SHARDED_VARIANTS if options.sharded else VARIANTS
     profiled = () if options.sharded else options.profile.split(";")
     device = torch.device(options.device)
@@ -275,7 +275,7 @@ def main(arguments: list[str] | None = None) -> None:
         variant = variants[name]
         plan = plan_variant(shape, device, variant)
         needed = f"{(plan.total - plan.left) / GIB:.1f}"
-        if time.perf_counter() - begun > options.seconds:
+        if time.perf_counter() - started > options.seconds:
             cells = ["not started: time is up"]
         else:
             samples = build_samples(SHAPES[shape].vocab_size, options.chains, options.length)
@@ -295,7 +295,7 @@ def main(arguments: list[str] | None = None) -> None:
             for name in ("FSDP2, all weights, checkpointing", "FSDP2, LoRA, checkpointing"):
                 print(f"plan of a run, {shape}, {name}: {plan_variant(shape, device, variants[name])}")
     where = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
-    print(f"{where}, torch {torch.__version__}, {time.perf_counter() - begun:.0f} s in all")
+    print(f"{where}, torch {torch.__version__}, {time.perf_counter() - started:.0f} s in all")
 
 
 if __name__ == "__main__":

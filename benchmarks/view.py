@@ -92,7 +92,7 @@ def make_chain(random: Random, group: int, chain: int) -> Trajectory:
             )
         status = CallStatus.ERROR if random.random() < 0.02 else CallStatus.OK
         turns.append(
-            TurnRecord(FinishReason.STOP, tuple(CallRecord(each.name, status, 0.1) for each in calls), 0.5, 0.1)
+            TurnRecord(FinishReason.STOP, tuple(CallRecord(call.name, status, 0.1) for call in calls), 0.5, 0.1)
         )
     return Trajectory(
         task=Task.of(question, f"task-{group}"),
@@ -136,7 +136,7 @@ def measure(folder: Path, cache: Path) -> dict[str, Any]:
         indexed = time.process_time() - start
         data = ViewData(index, Tokenizers())
         requests: dict[str, Callable[[], Any]] = {
-            name: lambda asked=asked: data.chains(asked) for name, (asked, _) in FILTERS.items()
+            name: lambda query=query: data.chains(query) for name, (query, _) in FILTERS.items()
         }
         requests["sorted by reward"] = lambda: data.chains({"sort": "reward", "descending": "1"})
         requests["sorted by tokens"] = lambda: data.chains({"sort": "sampled"})
@@ -144,7 +144,7 @@ def measure(folder: Path, cache: Path) -> dict[str, Any]:
         requests["runs and facets"] = lambda: data.runs({})
         requests["curves"] = lambda: data.curves({"names": "metric/1\nmetric/2"})
         requests["one chain"] = lambda: data.chain({"id": "5"})
-        found: dict[str, tuple[float, int]] = {}
+        measured: dict[str, tuple[float, int]] = {}
         for name, ask in requests.items():
             times = []
             for _ in range(5):
@@ -152,10 +152,10 @@ def measure(folder: Path, cache: Path) -> dict[str, Any]:
                 answer = ask()
                 json.dumps(answer)
                 times.append(time.process_time() - start)
-            found[name] = (max(times), answer.get("total", 0) if isinstance(answer, dict) else 0)
-        size = sum(each.stat().st_size for each in cache.glob("*.sqlite*"))
+            measured[name] = (max(times), answer.get("total", 0) if isinstance(answer, dict) else 0)
+        size = sum(database.stat().st_size for database in cache.glob("*.sqlite*"))
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return {"indexed": indexed, "filters": found, "peak": peak, "index": size}
+        return {"indexed": indexed, "filters": measured, "peak": peak, "index": size}
 
 
 def scan(folder: Path) -> dict[str, float]:
@@ -196,17 +196,20 @@ def main() -> None:
             write_run(folder, chains)
         context = get_context("spawn")
         with ProcessPoolExecutor(1, mp_context=context, max_tasks_per_child=1) as pool:
-            ours = pool.submit(measure, folder, Path(scratch) / "cache").result()
+            measured = pool.submit(measure, folder, Path(scratch) / "cache").result()
             lists = pool.submit(scan, folder).result()
     rows = []
-    for name, (seconds, total) in ours["filters"].items():
+    for name, (seconds, total) in measured["filters"].items():
         listed = f"{1000 * lists[name]:.0f}" if name in lists else ""
         rows.append([name, f"{total:,}" if total else "", f"{1000 * seconds:.0f}", listed])
-    rows.append(["peak memory of the process, MB", "", f"{ours['peak'] / 1e6:.0f}", f"{lists['memory'] / 1e6:.0f}"])
+    rows.append(["peak memory of the process, MB", "", f"{measured['peak'] / 1e6:.0f}", f"{lists['memory'] / 1e6:.0f}"])
     print_table(
         f"Milliseconds of CPU per request, {chains:,} chains", ["filter", "chains", "viewer", "lists in memory"], rows
     )
-    print(f"index: {ours['indexed']:.0f} s of CPU once, {ours['index'] / 1e6:.0f} MB on disk; {os.cpu_count()} cores")
+    print(
+        f"index: {measured['indexed']:.0f} s of CPU once, {measured['index'] / 1e6:.0f} MB on disk, "
+        f"{os.cpu_count()} cores"
+    )
 
 
 if __name__ == "__main__":

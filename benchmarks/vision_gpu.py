@@ -156,7 +156,7 @@ async def sample_chains(backend: EngineBackend, processor: ImageProcessor, chain
         return sampled
 
     seeds = list_seeds(chains, turns, first)
-    return sum(await asyncio.gather(*(run(number, own) for number, own in enumerate(seeds))))
+    return sum(await asyncio.gather(*(run(number, chain_seeds) for number, chain_seeds in enumerate(seeds))))
 
 
 async def compare_sampling(folder: Path, device: torch.device, options: argparse.Namespace) -> None:
@@ -171,7 +171,9 @@ async def compare_sampling(folder: Path, device: torch.device, options: argparse
         for name, size in (("cached", engine_vision.FEATURE_BYTES), ("not cached", 0)):
             with patch.object(engine_vision, "FEATURE_BYTES", size):
                 first = 100_000 * (2 * number + (name == "cached") + 2)
-                seeds = {each for own in list_seeds(options.chains, options.turns, first) for each in own}
+                seeds = {
+                    seed for chain_seeds in list_seeds(options.chains, options.turns, first) for seed in chain_seeds
+                }
                 with ThreadPoolExecutor() as pool:
                     images = list(pool.map(draw_screenshot, seeds))
                     began = time.perf_counter()
@@ -181,7 +183,7 @@ async def compare_sampling(folder: Path, device: torch.device, options: argparse
                 sampled = await sample_chains(backend, processor, options.chains, options.turns, first)
                 speeds[name].append(sampled / (time.perf_counter() - began))
     await backend.close()
-    rows = [[name, f"{median(each[1:]):,.0f}", f"{median(processing):,.0f}"] for name, each in speeds.items()]
+    rows = [[name, f"{median(rates[1:]):,.0f}", f"{median(processing):,.0f}"] for name, rates in speeds.items()]
     title = f"{options.shape}: {options.chains} chains x {options.turns} turns, a screenshot of {SCREENSHOT}² in each"
     print_table(title, ["features of images", "sampled tokens/s", "images/s of the processor"], rows)
 

@@ -41,15 +41,15 @@ async def measure_speed(instances: int, seconds: float, tasks: list[Task]) -> tu
     while sum(spent.values()) < seconds:
         for environment in environments:
             action = environment.expert()
-            begun = time.process_time()
+            started = time.process_time()
             if isinstance(action, ToolCall):
                 await getattr(environment, action.name)(**action.arguments)
-                spent["step"] += time.process_time() - begun
+                spent["step"] += time.process_time() - started
                 steps += 1
             if environment.score is not None or isinstance(action, str):
-                begun = time.process_time()
+                started = time.process_time()
                 await environment.reset(next(queue))
-                spent["reset"] += time.process_time() - begun
+                spent["reset"] += time.process_time() - started
                 resets += 1
     return steps / spent["step"], resets / max(spent["reset"], 1e-9)
 
@@ -98,10 +98,10 @@ def pages(shop: Shop, goal: ShopGoal, rounds: int) -> list[list[str]]:
         times = []
         for make in (ours, through_html):
             make()
-            begun = time.process_time()
+            started = time.process_time()
             for _ in range(rounds):
                 make()
-            times.append((time.process_time() - begun) / rounds * 1e6)
+            times.append((time.process_time() - started) / rounds * 1e6)
         rows.append([name, f"{times[0]:.0f}", f"{times[1]:.0f}", f"{times[1] / times[0]:.0f} ×"])
     return rows
 
@@ -110,13 +110,13 @@ def opening(sizes: list[int]) -> list[list[str]]:
     """Seconds to open a generated shop, and microseconds per search."""
     rows = []
     for size in sizes:
-        begun = time.process_time()
+        started = time.process_time()
         shop = open_shop(f"generated/{size}/1")
-        opened = time.process_time() - begun
-        begun = time.process_time()
+        opened = time.process_time() - started
+        started = time.process_time()
         for _ in range(200):
             shop.search("machine washable slim fit men's pants")
-        rows.append([f"{size:,}", f"{opened:.2f}", f"{(time.process_time() - begun) / 200 * 1e6:.0f}"])
+        rows.append([f"{size:,}", f"{opened:.2f}", f"{(time.process_time() - started) / 200 * 1e6:.0f}"])
     return rows
 
 
@@ -139,10 +139,10 @@ def policies(shop: Shop, goals: list[ShopGoal]) -> list[list[str]]:
     policies_by_name = {"expert": expert, "first found, with options": partial(first, choosing=True)}
     for name, policy in {**policies_by_name, "first found": partial(first, choosing=False)}.items():
         sessions = [ShopSession(shop, goal) for goal in goals]
-        begun = time.process_time()
+        started = time.process_time()
         for session in sessions:
             policy(session)
-        spent = (time.process_time() - begun) / len(goals)
+        spent = (time.process_time() - started) / len(goals)
         scores = [session.score.reward if session.score else 0.0 for session in sessions]
         ones = sum(reward == 1.0 for reward in scores)
         rows.append([name, f"{ones / len(goals):.1%}", f"{sum(scores) / len(goals):.3f}", f"{spent * 1e3:.2f}"])

@@ -37,8 +37,8 @@ def run_command(
 
     typed: its standard input. packages: a folder of installed packages, beside those of this environment.
     """
-    with tempfile.TemporaryDirectory() as name:
-        files = [Path(name, each) for each in ("stdin", "stdout", "stderr")]
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder, name) for name in ("stdin", "stdout", "stderr")]
         files[0].write_text(typed)
         with fork(run_main, [*map(str, arguments)], files, cwd or Path.cwd(), packages) as process:
             process.join(170)

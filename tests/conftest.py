@@ -80,7 +80,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
             paths = [file, *map(str, Path(file).parents)]
-            shared = (name for name, members in TOGETHER.items() if any(f"tests/{each}" in paths for each in members))
+            shared = (
+                name for name, members in TOGETHER.items() if any(f"tests/{member}" in paths for member in members)
+            )
             return next(shared, file)
 
     return SharingScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
@@ -164,7 +166,7 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from agentfly.models.tiny import build_tokenizer
 
     path = tmp_path_factory.mktemp("small-model")
-    tokenizer = build_tokenizer(text for each in demonstrations(300) for text in each.texts)
+    tokenizer = build_tokenizer(text for chain in demonstrations(300) for text in chain.texts)
     tokenizer.save_pretrained(path)
     config = LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,

@@ -7,11 +7,11 @@ from contextlib import suppress
 
 def open_descriptors() -> set[tuple[str, str]]:
     """Return the number and the target of every open descriptor of this process."""
-    found = set()
+    descriptors = set()
     for number in os.listdir("/proc/self/fd"):
         with suppress(OSError):  # closed meanwhile, as the one of the listing itself
-            found.add((number, os.readlink(f"/proc/self/fd/{number}")))
-    return found
+            descriptors.add((number, os.readlink(f"/proc/self/fd/{number}")))
+    return descriptors
 
 
 async def leaked_descriptors(before: set[tuple[str, str]]) -> set[tuple[str, str]]:

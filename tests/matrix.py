@@ -16,8 +16,8 @@ VERSIONS = ("3.11", "3.12", "3.13")  # as the classifiers in pyproject.toml
 def find_python(version: str) -> str | None:
     """Return an interpreter of this version: from PATH, or one that pyenv has installed."""
     candidates = [f"python{version}", *sorted(map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin/python")))]
-    for each in candidates:
-        if (path := shutil.which(each)) is None:
+    for candidate in candidates:
+        if (path := shutil.which(candidate)) is None:
             continue
         # A pyenv shim exists also for versions that are not activated, and fails.
         show = [path, "-c", "import ensurepip, sys; print('%d.%d' % sys.version_info[:2])"]
@@ -40,9 +40,9 @@ def run_tests(python: str, version: str, arguments: list[str]) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("versions", nargs="*", metavar="VERSION", help=f"such as 3.12; default: {' '.join(VERSIONS)}")
-    given, pytest_arguments = parser.parse_known_args()
+    options, pytest_arguments = parser.parse_known_args()
     failed = []
-    for version in given.versions or VERSIONS:
+    for version in options.versions or VERSIONS:
         if (python := find_python(version)) is None:
             print(f"» Python {version}: skipped, not installed (or without ensurepip)", flush=True)
             continue

@@ -90,7 +90,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @cache
 def _is_listed(path: Path) -> bool:
-    return any(path.is_relative_to(TESTS / each) for each in INTEGRATION)
+    return any(path.is_relative_to(TESTS / listed) for listed in INTEGRATION)
 
 
 def _refuse_process(event: str, args: tuple[Any, ...]) -> None:

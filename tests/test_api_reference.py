@@ -44,9 +44,9 @@ def documented_objects() -> dict[str, Any]:
     for page in PAGES:
         for exports, path, options in DIRECTIVE.findall(page.read_text()):
             if exports:
-                found = hooks.find_exports(f"agentfly.{path}").items()
-                paths = [f"{value.__module__}.{name}".removeprefix("agentfly.") for name, value in found]
-                objects += [load_package()[each] for each in paths]
+                values = hooks.find_exports(f"agentfly.{path}").items()
+                paths = [f"{value.__module__}.{name}".removeprefix("agentfly.") for name, value in values]
+                objects += [load_package()[name] for name in paths]
                 continue
             value = load_package()[path]
             if not value.is_module:
@@ -54,8 +54,8 @@ def documented_objects() -> dict[str, Any]:
             elif listed := MEMBERS.search(options):
                 objects += [value[name] for name in listed[1].split(", ")]
             else:
-                objects += [each for each in value.members.values() if each.is_public and not each.is_module]
-    return {resolve(each).path: resolve(each) for each in objects}
+                objects += [member for member in value.members.values() if member.is_public and not member.is_module]
+    return {resolve(value).path: resolve(value) for value in objects}
 
 
 def has_docstring(method: Any) -> bool:
@@ -70,12 +70,15 @@ def test_documented_objects_have_docstrings() -> None:
 
 
 def test_methods_of_documented_classes_have_docstrings() -> None:
-    classes = [each for each in documented_objects().values() if each.is_class]
+    classes = [value for value in documented_objects().values() if value.is_class]
     methods = [
-        each for cls in classes for each in cls.members.values() if each.is_function and not each.name.startswith("_")
+        member
+        for cls in classes
+        for member in cls.members.values()
+        if member.is_function and not member.name.startswith("_")
     ]
     assert len(methods) > 100
-    assert not [each.path for each in methods if not has_docstring(each)]
+    assert not [method.path for method in methods if not has_docstring(method)]
 
 
 def test_public_names_are_documented() -> None:

@@ -72,22 +72,22 @@ COLUMNS: dict[str, Any] = {
 
 
 def submodules(package: ModuleType) -> Iterator[ModuleType]:
-    for each in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-        yield importlib.import_module(each.name)
+    for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        yield importlib.import_module(module.name)
 
 
 def subclasses(of: type) -> Iterator[type]:
-    for each in of.__subclasses__():
-        yield each
-        yield from subclasses(each)
+    for subclass in of.__subclasses__():
+        yield subclass
+        yield from subclasses(subclass)
 
 
 @functools.cache
 def markers(file: str) -> tuple[str, ...]:
     """The string constants of a module that are neither prose nor names, with the escapes of patterns removed."""
     nodes = ast.walk(ast.parse(Path(file).read_text()))
-    found = (node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
-    marks = (text for text in found if not text.isidentifier() and not re.search(r"[a-z] \w+ [a-z]", text))
+    constants = (node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    marks = (text for text in constants if not text.isidentifier() and not re.search(r"[a-z] \w+ [a-z]", text))
     plain = (re.sub(r"\\([^\w\s])", r"\1", text) for text in marks)
     pieces = (piece for text in plain for piece in (text, *text.split("…")))
     return tuple(dict.fromkeys(piece for piece in pieces if piece.strip() and len(piece) < 100))
@@ -112,10 +112,12 @@ def click_at(x: int, y: int) -> str:
 
 def agent_parsers() -> dict[str, tuple[Callable[[str], object], str]]:
     list(submodules(agentfly.agents))
-    own = [kind for kind in subclasses(BaseAgent) if "parse" in vars(kind) and kind.__module__.startswith("agentfly.")]
+    parsing_agents = [
+        kind for kind in subclasses(BaseAgent) if "parse" in vars(kind) and kind.__module__.startswith("agentfly.")
+    ]
     parsers = {
         kind.__name__: (kind(tools=[act], template="chatml", backend=ScriptedBackend("x")).parse, inspect.getfile(kind))
-        for kind in own
+        for kind in parsing_agents
         if kind is not GUIAgent  # its formats are tested by themselves
     }
     for name, (kind, coordinates) in GUI_FORMATS.items():
@@ -125,7 +127,7 @@ def agent_parsers() -> dict[str, tuple[Callable[[str], object], str]]:
 
 def turn_parsers() -> dict[str, tuple[Callable[[str], object], str]]:
     modules = list(submodules(agentfly.templates.parsers))
-    home = {id(each): module.__file__ for module in modules for each in vars(module).values() if callable(each)}
+    home = {id(parser): module.__file__ for module in modules for parser in vars(module).values() if callable(parser)}
     home |= {id(module.read): module.__file__ for module in modules if hasattr(module, "read")}
     return {name: (read, str(home[id(read)])) for name, read in TURN_PARSERS.items()}
 
@@ -201,9 +203,9 @@ def texts(name: str, file: str) -> Iterator[tuple[str, Callable[[int], str]]]:
         for filler in FILLERS:
             yield f"{one!r} before {filler!r}", lambda size, one=one, filler=filler: one + filler * (size - len(one))
     draw = random.Random(name)
-    own = markers(file) or COMMON
+    module_markers = markers(file) or COMMON
     for number in range(PAIRS):
-        one, other = draw.choice(own), draw.choice(fragments)
+        one, other = draw.choice(module_markers), draw.choice(fragments)
         one, other = (one, other) if number % 2 else (other, one)
         both = one + other
         yield repr(both), lambda size, both=both: (both * (size // len(both) + 1))[:size]

@@ -89,16 +89,16 @@ INSTALL = re.compile(r"pip install[^\n`]*?(?<![\w./-])(agentfly[\w-]*|\.(?=\[))(
 
 
 def test_every_install_line_names_this_distribution_and_an_extra_it_has() -> None:
-    found = 0
+    install_lines = 0
     for path in [ROOT / "README.md", *(p for d in ("docs", "src") for p in (ROOT / d).rglob("*.*"))]:
         if path.suffix not in (".md", ".py", ".jinja"):
             continue
         for distribution, extras in INSTALL.findall(path.read_text()):
-            found += 1
+            install_lines += 1
             assert distribution in (PROJECT["name"], "."), (path, distribution)
             for extra in filter(None, extras.split(",")):
                 assert extra in PROJECT["optional-dependencies"], (path, extra)
-    assert found > 15
+    assert install_lines > 15
 
 
 def test_version_has_one_source() -> None:

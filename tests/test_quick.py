@@ -8,7 +8,7 @@ from tests import quick
 
 
 def test_listed_integration_tests_exist() -> None:
-    assert not [each for each in quick.INTEGRATION if not (quick.TESTS / each).exists()]
+    assert not [path for path in quick.INTEGRATION if not (quick.TESTS / path).exists()]
 
 
 def test_guard_fails_a_test_that_starts_a_process() -> None:

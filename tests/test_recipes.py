@@ -20,7 +20,7 @@ MIN_SUCCESS = dict.fromkeys(
     ("frozen_lake", "math_suboptimal", "scienceworld", "sokoban", "textarena", "visual_gymnasium"), 0.2
 )
 """Smallest mean reward of the expert's chains where it is below the usual 0.7."""
-TO_TRAIN = [each.name for each in plugins.list_plugins(plugins.RECIPES) if each.name != "counter"]  # that one only runs
+TO_TRAIN = [plugin.name for plugin in plugins.list_plugins(plugins.RECIPES) if plugin.name != "counter"]
 
 
 @pytest.mark.timeout(300)
@@ -38,11 +38,11 @@ async def test_its_expert_earns_the_reward(name: str) -> None:
     assert module.config.tasks_per_step <= len(run.tasks)
     assert not _contents(module.tasks) & _contents(module.eval_tasks)
     try:
-        shown = await demonstrate(run.agent, run.tasks[:8], threshold=0, max_turns=run.options["max_turns"])
+        demonstrations = await demonstrate(run.agent, run.tasks[:8], threshold=0, max_turns=run.options["max_turns"])
     finally:
         await run.agent.close()
-    assert shown.reasons == {}
-    earned = [chain.reward or 0.0 for chain in shown.accepted]
+    assert demonstrations.reasons == {}
+    earned = [chain.reward or 0.0 for chain in demonstrations.accepted]
     # An expert that knows no more than the model need not always win.
     assert sum(earned) >= MIN_SUCCESS.get(name, 0.7) * len(earned), earned
 

@@ -137,8 +137,8 @@ async def test_kwargs_get_the_other_columns_and_only_those() -> None:
     got: dict[str, Any] = {}
 
     @reward
-    def ask(target: int, **rest: Any) -> int:
-        got.update(rest)
+    def ask(target: int, **columns: Any) -> int:
+        got.update(columns)
         return 1
 
     await score(ask, chain({**ROW, "context": "c", "reward": 3, "odd name": 1, "function": 2}))

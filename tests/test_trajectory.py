@@ -340,9 +340,9 @@ def test_segment_read_from_json_is_sealed() -> None:
 def test_a_difference_anywhere_makes_two_records_unequal() -> None:
     def segment_with(**fields: Any) -> Segment:
         segment = Segment()
-        given = {"ids": [3], "logprobs": [-0.5], "versions": [0], "said": "a", "turn": 0, **fields}
-        completion = Completion(given["ids"], given["logprobs"], given["versions"], FinishReason.STOP)
-        segment.append_completion(completion, Message("assistant", given["said"]), turn=given["turn"])
+        values = {"ids": [3], "logprobs": [-0.5], "versions": [0], "said": "a", "turn": 0, **fields}
+        completion = Completion(values["ids"], values["logprobs"], values["versions"], FinishReason.STOP)
+        segment.append_completion(completion, Message("assistant", values["said"]), turn=values["turn"])
         return segment
 
     assert segment_with() == segment_with()

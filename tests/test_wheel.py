@@ -57,12 +57,12 @@ def test_demo_and_recipes_work_without_the_source_tree(installed: Path, tmp_path
     assert list(here.iterdir()) == []
 
     run([agentfly, "demo", "steps=2"], here, **variables)
-    assert [each.name for each in here.iterdir()] == ["runs"]
-    assert [each.name for each in (here / "runs").iterdir()] == ["lookup-1"]
-    assert {"config.json", "recipe.py", "report.html"} <= {each.name for each in (here / "runs" / "lookup-1").iterdir()}
+    assert [path.name for path in here.iterdir()] == ["runs"]
+    assert [path.name for path in (here / "runs").iterdir()] == ["lookup-1"]
+    assert {"config.json", "recipe.py", "report.html"} <= {path.name for path in (here / "runs" / "lookup-1").iterdir()}
 
     run([agentfly, "recipes", "copy", "counter"], here, **variables)
     run([agentfly, "run", "counter.py", "-n", "1"], here, **variables)
-    assert sorted(each.name for each in here.iterdir()) == ["counter.py", "runs"]
-    files = [str(each.relative_to(home)) for each in home.rglob("*") if each.is_file()]
-    assert [each for each in files if not each.startswith(".cache/matplotlib/")] == []
+    assert sorted(path.name for path in here.iterdir()) == ["counter.py", "runs"]
+    files = [str(path.relative_to(home)) for path in home.rglob("*") if path.is_file()]
+    assert [path for path in files if not path.startswith(".cache/matplotlib/")] == []

@@ -183,8 +183,8 @@ async def sample_chain(backend: Backend, template: Template, number: int) -> Seg
     for turn in range(3):
         await sample_turn(backend, template, transcript, str(number))
         if turn < 2:
-            shown = fit(picture(56 + 28 * (number % 2), 56, seed=100 + number % 3))
-            transcript.add([Message("user", ("zoomed: ", shown, "\nand now?"))], Author.TOOL, turn)
+            observed = fit(picture(56 + 28 * (number % 2), 56, seed=100 + number % 3))
+            transcript.add([Message("user", ("zoomed: ", observed, "\nand now?"))], Author.TOOL, turn)
     return transcript.close()[0]
 
 
@@ -194,8 +194,8 @@ def make_segments(template: Template) -> list[Segment]:
 
     def run(images: int, turns: int, trailing: bool = False) -> Segment:
         transcript = Transcript(template)
-        shown = [picture(112, 84, seed) for seed in range(images)]
-        transcript.begin([Message("user", ("What? ", *shown, " Look."))], Author.TASK, turn=0)
+        pictures = [picture(112, 84, seed) for seed in range(images)]
+        transcript.begin([Message("user", ("What? ", *pictures, " Look."))], Author.TASK, turn=0)
         for turn in range(turns):
             sampled = [*random.integers(10, 250, 5).tolist(), template.close_id]
             completion = Completion(sampled, [-1.0] * 6, [0] * 6, FinishReason.STOP)
@@ -229,5 +229,5 @@ def score_with_pixels(model: Any, template: Template, segment: Segment) -> torch
     moved = {name: tensor.to(model.device) for name, tensor in inputs.items()}
     logits = model(input_ids=ids.to(model.device), use_cache=False, **moved).logits[0]
     logprobs = logits.float().log_softmax(-1)
-    found: torch.Tensor = logprobs[sampled - 1, segment.tokens[sampled].astype(np.int64)]
-    return found
+    sampled_logprobs: torch.Tensor = logprobs[sampled - 1, segment.tokens[sampled].astype(np.int64)]
+    return sampled_logprobs

@@ -36,12 +36,12 @@ def batch_of(chains: list[Chain], items: int) -> dict[str, Any]:
         return torch.tensor([[0] * (longest - len(r)) + r if left else r + [0] * (longest - len(r)) for r in rows])
 
     return {
-        "prompt_ids": pad([each.prompt for each in chains], left=True),
-        "prompt_mask": pad([[1] * len(each.prompt) for each in chains], left=True),
-        "completion_ids": pad([each.completion for each in chains]),
-        "completion_mask": pad([[1] * len(each.completion) for each in chains]),
-        "tool_mask": pad([each.mask for each in chains]),
-        "advantages": torch.tensor([each.advantage for each in chains]),
+        "prompt_ids": pad([chain.prompt for chain in chains], left=True),
+        "prompt_mask": pad([[1] * len(chain.prompt) for chain in chains], left=True),
+        "completion_ids": pad([chain.completion for chain in chains]),
+        "completion_mask": pad([[1] * len(chain.completion) for chain in chains]),
+        "tool_mask": pad([chain.mask for chain in chains]),
+        "advantages": torch.tensor([chain.advantage for chain in chains]),
         "num_items_in_batch": torch.tensor(float(items)),
     }
 
@@ -55,7 +55,7 @@ def main() -> None:
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = steps
     trainer._prepare_inputs = lambda inputs: inputs
-    items = sum(sum(each.mask) for each in chains)
+    items = sum(sum(chain.mask) for chain in chains)
 
     def update() -> float:
         # TRL does not sort the chains of a step by length.

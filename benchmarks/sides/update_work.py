@@ -94,7 +94,10 @@ def measure(work: Work, update: Callable[[], float]) -> None:
         norm = update()
         spent.append((time.perf_counter() - wall, time.process_time() - process))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    answer = {"wall": [each[0] for each in spent[1:]], "process": [each[1] for each in spent[1:]]}
+    answer = {
+        "wall": [round_seconds[0] for round_seconds in spent[1:]],
+        "process": [round_seconds[1] for round_seconds in spent[1:]],
+    }
     print(json.dumps({**answer, "peak": peak, "added": peak - before, "norm": norm}))
 
 

@@ -110,7 +110,7 @@ class Pool:
             try:
                 object.__setattr__(self, name, enum_class(getattr(self, name)))
             except ValueError:
-                options = " or ".join(repr(each.value) for each in enum_class)
+                options = " or ".join(repr(member.value) for member in enum_class)
                 raise ConfigError(f"a pool's {name} must be {options}, not {getattr(self, name)!r}") from None
         validate_numbers(self, "a pool's ", optional=("max_instances", "max_uses", "memory"), infinite=True)
         if self.max_instances is not None and self.min_warm > self.max_instances:
@@ -204,10 +204,10 @@ def resolve_env_class(env_class: type[Environment], used: Iterable[type[Environm
 
     used: the environments of an agent. user: the tool or reward that asks for `env_class`, for error messages.
     """
-    matching = {each for each in used if issubclass(each, env_class)}
+    matching = {used_class for used_class in used if issubclass(used_class, env_class)}
     closest = [e for e in matching if not any(other is not e and issubclass(other, e) for other in matching)]
     if len(closest) > 1:
-        names = ", ".join(sorted(each.__name__ for each in closest))
+        names = ", ".join(sorted(candidate.__name__ for candidate in closest))
         raise ConfigError(f"{user} asks for {env_class.__name__}, which may be any of {names}; ask for one of these")
     if not closest and env_class is Environment:
         raise ConfigError(f"{user} asks for an Environment, but no tool acts in one; ask for a specific class")

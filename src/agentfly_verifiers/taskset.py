@@ -82,10 +82,10 @@ class AgentFlyTaskset(vf.Taskset[AgentFlyTask, AgentFlyTasksetConfig]):  # type:
         for task in tasks:
             data = AgentFlyData(
                 id=task.id,
-                prompt=[parse_message(message_fields(each, extended=True)) for each in task.messages],
+                prompt=[parse_message(message_fields(message, extended=True)) for message in task.messages],
                 environment=config.environment,
                 reward=reward,
-                row={"id": task.id, "messages": [each.to_dict() for each in task.messages], **task.columns},
+                row={"id": task.id, "messages": [message.to_dict() for message in task.messages], **task.columns},
             )
             yield AgentFlyTask(data, config.task)
 
@@ -130,7 +130,7 @@ class AgentFlyHarness(vf.Harness[AgentFlyHarnessConfig]):  # type: ignore[misc]
         finally:
             await agent.close()
         if chain.score is None:
-            failures = "; ".join(f"{each.kind.value}: {each.message}" for each in chain.failures)
+            failures = "; ".join(f"{failure.kind.value}: {failure.message}" for failure in chain.failures)
             return ProgramResult(1, "", f"the chain ended as {chain.stop.value}: {failures}")
         trace.info["agentfly"] = {
             "reward": chain.score.total,
