@@ -277,6 +277,13 @@ class Segment:
         return self._per_token(np.array([author.carries_loss for author, *_ in self._spans], np.bool_))
 
     @property
+    def observation_mask(self) -> Mask:
+        """[tokens] True on what tools answered, with the template's text around it, and not on the tokens of images."""
+        mask = self._per_token(np.array([author is Author.TOOL for author, *_ in self._spans], np.bool_))
+        mask[self.image_positions] = False
+        return mask
+
+    @property
     def logprobs(self) -> Floats:
         """[tokens] The log-probability where the model sampled, 0 elsewhere."""
         out = np.zeros(len(self), np.float32)

@@ -24,6 +24,13 @@ from agentfly.training.optimizer import LRSchedule
 
 LENGTHS = (3, 1, 0, 5, 2)
 SURROGATES: tuple[Any, ...] = get_args(Surrogate)
+POLICY_LOSSES: list[dict[str, Any]] = [
+    *({"surrogate": surrogate} for surrogate in SURROGATES),
+    {"ratio": "turn"},
+    {"ratio": "segment"},
+    {"surrogate": "cispo", "ratio": "turn"},
+]
+"""Surrogates with the levels of the ratio that differ."""
 CORRECTIONS: tuple[Any, ...] = get_args(Correction)
 AGGREGATIONS: tuple[Any, ...] = get_args(Aggregation)
 
@@ -37,6 +44,8 @@ def tokens_of(seed: int = 0, aggregation: Any = "token", lengths: Sequence[int] 
 
     logprobs = -normal().abs()
     repeats = torch.tensor(lengths)
+    # Turns of two tokens.
+    turns = [(number, position // 2) for number, length in enumerate(lengths) for position in range(length)]
     return TokenBatch(
         logprobs=logprobs.clone().requires_grad_(),
         old_logprobs=logprobs + normal(0.3),
@@ -45,6 +54,7 @@ def tokens_of(seed: int = 0, aggregation: Any = "token", lengths: Sequence[int] 
         weights=torch.tensor(aggregation_weights(lengths, aggregation, 4)).repeat_interleave(repeats),
         sequence_ids=torch.arange(len(lengths)).repeat_interleave(repeats),
         num_sequences=len(lengths),
+        turn_ids=torch.tensor([sorted(set(turns)).index(turn) for turn in turns], dtype=torch.int64),
         reference_logprobs=logprobs + normal(0.3),
         entropies=normal().abs().requires_grad_(),
     )
@@ -63,6 +73,7 @@ def slow_loss(loss: Loss, tokens: TokenBatch) -> float:
             "advantages",
             "weights",
             "sequence_ids",
+            "turn_ids",
             "reference_logprobs",
             "entropies",
         )
@@ -79,7 +90,8 @@ def slow_loss(loss: Loss, tokens: TokenBatch) -> float:
 
 def slow_surrogate(loss: Loss, rows: dict[str, list[float]], t: int, same: list[int]) -> float:
     advantage, logprob = rows["advantages"][t], rows["logprobs"][t]
-    which = same if loss.surrogate == "gspo" else [t]
+    turn = [s for s in same if rows["turn_ids"][s] == rows["turn_ids"][t]]
+    which = {"token": [t], "turn": turn, "segment": same}[loss.ratio]
     ratio = math.exp(sum(rows["logprobs"][s] - rows["old_logprobs"][s] for s in which) / len(which))
     held = min(max(ratio, 1 - loss.clip[0]), 1 + loss.clip[1])
     if loss.surrogate == "plain":
@@ -102,11 +114,11 @@ def slow_correction(loss: Loss, rows: dict[str, list[float]], t: int, same: list
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
-@pytest.mark.parametrize("surrogate", SURROGATES)
-def test_losses_by_hand(surrogate: Any, aggregation: Any) -> None:
-    clips: list[Any] = [(0.2, 0.2), (0.1, 0.4)] + ([(0.2, 0.3, 1.4)] if surrogate == "clip" else [])
+@pytest.mark.parametrize("settings", POLICY_LOSSES)
+def test_losses_by_hand(settings: dict[str, Any], aggregation: Any) -> None:
+    clips: list[Any] = [(0.2, 0.2), (0.1, 0.4), *([] if "surrogate" in settings else [(0.2, 0.3, 1.4)])]
     for seed, clip in enumerate(clips):
-        tokens, loss = tokens_of(seed, aggregation), Loss(surrogate, clip)
+        tokens, loss = tokens_of(seed, aggregation), Loss(clip=clip, **settings)
         assert loss(tokens)[0].item() == pytest.approx(slow_loss(loss, tokens), rel=1e-5, abs=1e-6)
 
 
@@ -119,7 +131,7 @@ def test_corrections_by_hand(correction: Any, cap: float) -> None:
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 def test_the_divergence_and_the_entropy_bonus_by_hand(estimator: Any) -> None:
-    tokens, loss = tokens_of(4), Loss("gspo", kl_coef=0.3, kl_estimator=estimator, entropy_coef=0.07)
+    tokens, loss = tokens_of(4), Loss(ratio="turn", kl_coef=0.3, kl_estimator=estimator, entropy_coef=0.07)
     value, _ = loss(tokens)
     assert value.item() == pytest.approx(slow_loss(loss, tokens), rel=1e-5, abs=1e-6)
     value.backward()
@@ -145,10 +157,10 @@ def test_aggregation_weight_of_a_token(how: Any, expected: list[float]) -> None:
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
-@pytest.mark.parametrize("surrogate", SURROGATES)
-def test_micro_batches_add_up(surrogate: Any, aggregation: Any) -> None:
+@pytest.mark.parametrize("settings", POLICY_LOSSES)
+def test_micro_batches_add_up(settings: dict[str, Any], aggregation: Any) -> None:
     """However a mini-batch is cut between its sequences, the loss, its gradient and what is measured are the same."""
-    loss = Loss(surrogate, kl_coef=0.1, entropy_coef=0.01, correction="geometric-mask", correction_cap=1.1)
+    loss = Loss(kl_coef=0.1, entropy_coef=0.01, correction="geometric-mask", correction_cap=1.1, **settings)
     whole = tokens_of(5, aggregation)
     value, measured = loss(whole)
     value.backward()
@@ -168,9 +180,11 @@ def test_micro_batches_add_up(surrogate: Any, aggregation: Any) -> None:
 def part_of(whole: TokenBatch, sequences: list[int]) -> tuple[TokenBatch, torch.Tensor]:
     where = torch.cat([torch.nonzero(whole.sequence_ids == n).flatten() for n in sequences])
     index = torch.tensor([sequences.index(int(n)) for n in whole.sequence_ids[where]], dtype=torch.int64)
-    names = ("logprobs", "old_logprobs", "sampler_logprobs", "advantages", "weights", "reference_logprobs", "entropies")
+    names = ("logprobs", "old_logprobs", "sampler_logprobs", "advantages", "weights", "turn_ids")
+    names = (*names, "reference_logprobs", "entropies")
     rows = {name: getattr(whole, name).detach()[where] for name in names}
     rows["logprobs"].requires_grad_()
+    rows["turn_ids"] = torch.unique(rows["turn_ids"], return_inverse=True)[1]
     return TokenBatch(**rows, sequence_ids=index, num_sequences=len(sequences)), where
 
 
@@ -202,9 +216,7 @@ def test_loss_metrics() -> None:
     assert measured["loss"] == pytest.approx(measured["loss_policy"])
 
 
-@pytest.mark.parametrize(
-    ("surrogate", "low", "high"), [("clip", 1, 1), ("gspo", 1, 1), ("cispo", 2, 2), ("plain", None, None)]
-)
+@pytest.mark.parametrize(("surrogate", "low", "high"), [("clip", 1, 1), ("cispo", 2, 2), ("plain", None, None)])
 def test_clipped_tokens_are_counted_where_the_clip_has_an_effect(surrogate: Any, low: Any, high: Any) -> None:
     """Ratios 0.5, 0.5, 0.9, 1.1, 2, 2 with a clip of 0.2: the minimum with r·A ignores it on one side of A."""
     ratios = torch.tensor([0.5, 0.5, 0.9, 1.1, 2.0, 2.0])
@@ -248,26 +260,43 @@ def test_every_term_of_the_loss_is_measured_under_its_name() -> None:
         Loss(teacher_coef=1.0)(tokens_of())
 
 
+def test_observations_add_their_cross_entropy() -> None:
+    """The policy terms, and what is measured of the sampled tokens, are as without them."""
+    observed = torch.tensor([-0.5, -2.0, -3.5], requires_grad=True)
+    tokens = replace(tokens_of(), observation_logprobs=observed, observation_weight=1 / 3)
+    total, measured = Loss(observation_coef=0.1)(tokens)
+    plain_total, plain_measured = Loss()(tokens_of())
+    assert measured["loss_observation"].item() == pytest.approx(0.1 * 2.0)
+    assert total.item() == pytest.approx(plain_total.item() + 0.1 * 2.0, rel=1e-5)
+    assert {name: measured[name].item() for name in plain_measured if name != "loss"} == {
+        name: value.item() for name, value in plain_measured.items() if name != "loss"
+    }
+    total.backward()
+    np.testing.assert_allclose(observed.grad, -0.1 / 3)
+    without = replace(tokens, observation_logprobs=observed[:0])  # a micro-batch without observations
+    assert Loss(observation_coef=0.1)(without)[1]["loss_observation"].item() == 0
+
+
 def test_combining_no_metrics_gives_no_metrics() -> None:
     assert combine_metrics([]) == {}
 
 
-@pytest.mark.parametrize("surrogate", SURROGATES)
-def test_no_tokens_no_loss(surrogate: Any) -> None:
+@pytest.mark.parametrize("settings", POLICY_LOSSES)
+def test_no_tokens_no_loss(settings: dict[str, Any]) -> None:
     """A micro-batch of sequences in which nothing was sampled still has a loss to go backward from."""
     tokens = tokens_of(lengths=(0, 0))
-    value, measured = Loss(surrogate, kl_coef=0.1, entropy_coef=0.1, correction="sequence-mask")(tokens)
+    value, measured = Loss(kl_coef=0.1, entropy_coef=0.1, correction="sequence-mask", **settings)(tokens)
     value.backward()
     assert value.item() == 0
     assert combine_metrics([measured])["tokens"] == 0
 
 
-@pytest.mark.parametrize("surrogate", SURROGATES)
+@pytest.mark.parametrize("settings", POLICY_LOSSES)
 @pytest.mark.parametrize("correction", CORRECTIONS)
-def test_extreme_log_probabilities_stay_finite(surrogate: Any, correction: Any) -> None:
+def test_extreme_log_probabilities_stay_finite(settings: dict[str, Any], correction: Any) -> None:
     wild = torch.tensor([500.0, -500.0, 500.0])
     tokens = replace(tokens_of(lengths=(2, 1)), old_logprobs=wild, sampler_logprobs=-wild, reference_logprobs=wild)
-    value, measured = Loss(surrogate, kl_coef=0.1, correction=correction)(tokens)
+    value, measured = Loss(kl_coef=0.1, correction=correction, **settings)(tokens)
     value.backward()
     assert value.isfinite()
     assert tokens.logprobs.grad is not None
@@ -278,9 +307,9 @@ def test_extreme_log_probabilities_stay_finite(surrogate: Any, correction: Any) 
 def test_on_the_first_step_all_losses_have_the_gradient_of_the_plain_one() -> None:
     """Where the old model is the model, a clip holds nothing back and a ratio is 1."""
     gradients = []
-    for surrogate in SURROGATES:
+    for settings in POLICY_LOSSES:
         tokens = tokens_of(6)
-        Loss(surrogate)(replace(tokens, old_logprobs=tokens.logprobs.detach()))[0].backward()
+        Loss(**settings)(replace(tokens, old_logprobs=tokens.logprobs.detach()))[0].backward()
         gradients.append(tokens.logprobs.grad)
     for gradient in gradients[1:]:
         np.testing.assert_allclose(gradient, gradients[0], rtol=1e-5)
@@ -289,7 +318,7 @@ def test_on_the_first_step_all_losses_have_the_gradient_of_the_plain_one() -> No
 def test_clipped_token_has_no_gradient_except_with_cispo() -> None:
     tokens = replace(tokens_of(lengths=(1,)), advantages=torch.tensor([1.0]))
     far = replace(tokens, old_logprobs=tokens.logprobs.detach() - 1)
-    for surrogate, has in (("clip", False), ("gspo", False), ("cispo", True)):
+    for surrogate, has in (("clip", False), ("cispo", True)):
         (gradient,) = torch.autograd.grad(Loss(surrogate)(far)[0], tokens.logprobs)  # type: ignore[arg-type]
         assert bool(gradient) is has
 
@@ -354,8 +383,9 @@ def test_the_controller_steers_and_is_resumed() -> None:
     [
         (
             {"surrogate": "clipped"},
-            "no loss is named 'clipped'; there are clip, gspo, cispo, plain; did you mean 'clip'",
+            "no loss is named 'clipped'; there are clip, cispo, plain; did you mean 'clip'",
         ),
+        ({"ratio": "sequence"}, "no level of the ratio is named 'sequence'; there are token, turn, segment"),
         ({"kl_estimator": "k4"}, "no KL estimator is named 'k4'"),
         ({"correction": "token-truncated"}, "did you mean 'token-truncate'"),
         ({"correction_cap": 1.0}, "correction_cap must be a number above 1, not 1.0"),
@@ -374,7 +404,13 @@ def test_invalid_settings_are_rejected(settings: dict[str, Any], message: str) -
 
 
 @pytest.mark.parametrize(
-    ("loss", "missing"), [(Loss(kl_coef=0.1), "reference_logprobs"), (Loss(entropy_coef=0.1), "entropies")]
+    ("loss", "missing"),
+    [
+        (Loss(kl_coef=0.1), "reference_logprobs"),
+        (Loss(entropy_coef=0.1), "entropies"),
+        (Loss(ratio="turn"), "turn_ids"),
+        (Loss(observation_coef=0.1), "observation_logprobs"),
+    ],
 )
 def test_missing_token_data_is_rejected(loss: Loss, missing: str) -> None:
     tokens = tokens_of()

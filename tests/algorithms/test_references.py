@@ -154,27 +154,26 @@ def assert_loss(
 
 
 VERL_AGGREGATION = {"token": "token-mean", "sequence": "seq-mean-token-mean", "constant": "seq-mean-token-sum-norm"}
-VERL_LOSS = {"clip": "vanilla", "gspo": "gspo", "cispo": "cispo", "plain": "gpg"}
+VERL_LOSS = {"clip": "vanilla", "cispo": "cispo", "plain": "gpg"}
 LOSSES = [
-    ("clip", (0.2, 0.2)),
-    ("clip", (0.2, 0.28)),
-    ("clip", (0.2, 0.28, 1.5)),
-    ("gspo", (0.05, 0.1)),
-    ("cispo", (0.3, 0.5)),
-    ("plain", (0.2, 0.2)),
+    ("clip", "token", (0.2, 0.2)),
+    ("clip", "token", (0.2, 0.28)),
+    ("clip", "token", (0.2, 0.28, 1.5)),
+    ("clip", "segment", (0.05, 0.1)),
+    ("cispo", "token", (0.3, 0.5)),
+    ("plain", "token", (0.2, 0.2)),
 ]
 
 
 @pytest.mark.parametrize("aggregation", VERL_AGGREGATION)
-@pytest.mark.parametrize(("surrogate", "clip"), LOSSES)
-def test_losses_equal_verl(verl: Ask, surrogate: Any, clip: Any, aggregation: str) -> None:
+@pytest.mark.parametrize(("surrogate", "ratio", "clip"), LOSSES)
+def test_losses_equal_verl(verl: Ask, surrogate: Any, ratio: Any, clip: Any, aggregation: str) -> None:
+    name = "gspo" if ratio == "segment" else VERL_LOSS[surrogate]
     for seed in range(3):
         rows = tokens_of(seed)
-        expected, gradient, cut = verl(
-            references.verl_loss, VERL_LOSS[surrogate], rows, clip, VERL_AGGREGATION[aggregation], 7, None
-        )
+        expected, gradient, cut = verl(references.verl_loss, name, rows, clip, VERL_AGGREGATION[aggregation], 7, None)
         tokens = as_tokens(rows, aggregation, 7)
-        measured = assert_loss(Loss(surrogate, clip), tokens, rows, expected, gradient)
+        measured = assert_loss(Loss(surrogate, clip, ratio), tokens, rows, expected, gradient)
         if surrogate != "plain":
             assert measured["clip_low"] + measured["clip_high"] == pytest.approx(cut)
             assert cut > 0  # or nothing of the clip was compared
@@ -246,7 +245,7 @@ TRL_LOSSES = [
     ("bnpo", "token", "clip", "token"),
     ("dapo", "token", "clip", "token"),
     ("dr_grpo", "token", "clip", "constant"),
-    ("grpo", "sequence", "gspo", "sequence"),
+    ("grpo", "sequence", "clip", "sequence"),
     ("cispo", "token", "cispo", "token"),
 ]
 
@@ -264,14 +263,15 @@ def test_losses_equal_trl(trl: Ask, kind: str, level: str, surrogate: Any, aggre
     theirs_clip = clip
     if surrogate == "cispo":
         clip, theirs_clip = (1.0, 0.5), (0.0, 1.5)
-    if surrogate == "gspo":
+    if level == "sequence":
         clip = theirs_clip = clip[:2]
-    how: Any = "sequence-truncate" if surrogate == "gspo" else "token-truncate"
+    how: Any = "sequence-truncate" if level == "sequence" else "token-truncate"
     correction = np.zeros_like(rows["mask"])
     correction[rows["mask"] > 0], _ = correct(rows, how, 1.2)
     trl_rows = rows | {"correction": correction}
     expected, gradient = trl(references.trl_loss, kind, level, trl_rows, theirs_clip, 0.04, 0.0, 11)
-    loss = Loss(surrogate, clip, kl_coef=0.04, correction=how, correction_cap=1.2)
+    ratio: Any = "segment" if level == "sequence" else "token"
+    loss = Loss(surrogate, clip, ratio, kl_coef=0.04, correction=how, correction_cap=1.2)
     assert_loss(loss, tokens, rows, expected, gradient)
 
 

@@ -104,6 +104,24 @@ def test_every_segment_has_its_own_values_and_penalties() -> None:
     ]
 
 
+def test_observations_are_what_tools_answered_in_each_segment() -> None:
+    """In the chains of `episode`, the prompt is 1 2 3, the model samples 7, and a tool answers with the turn and 9."""
+    for coef in (0.0, 0.1):
+        samples = compute("grpo", {}, loss={"observation_coef": coef})
+        if not coef:
+            assert all(sample.observations is None for sample in samples)
+            continue
+        answers = [sample.segment.tokens[sample.observations].tolist() for sample in samples]
+        assert answers == [[0, 9], [1, 9], [2, 9], [0, 9], [0, 9, 1, 9], [2, 9], [0, 9]]
+        assert not any((sample.observations & sample.segment.mask).any() for sample in samples)
+
+
+def test_groups_without_variance_are_kept_where_observations_are_trained() -> None:
+    assert TrainConfig(model="tiny").zero_variance_rule == "skip"
+    assert TrainConfig(model="tiny", loss={"observation_coef": 0.1}).zero_variance_rule == "keep"
+    assert TrainConfig(model="tiny", loss={"observation_coef": 0.1}, zero_variance="skip").zero_variance_rule == "skip"
+
+
 @pytest.mark.parametrize("placement", ["loss", "reward"])
 def test_kl_is_part_of_the_reward_only_where_it_is_placed_there(placement: str) -> None:
     without_kl = compute(RecordingPPO(), {"coef": 0.0})

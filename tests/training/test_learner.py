@@ -24,7 +24,7 @@ from agentfly.algorithms.loss import Loss  # noqa: E402
 from agentfly.backends.engine.loading import bfloat16_is_fast  # noqa: E402
 from agentfly.backends.engine.model_runner import TRACE_LOCK  # noqa: E402
 from agentfly.errors import ConfigError, DataError, NonFiniteError, RecordError  # noqa: E402
-from agentfly.training.batch import Sample  # noqa: E402
+from agentfly.training.batch import Sample, number_turns  # noqa: E402
 from agentfly.training.local_learner import LocalLearner  # noqa: E402
 from agentfly.training.lora import add_lora  # noqa: E402
 from agentfly.training.optimizer import LRSchedule, warn_of_unusual_rate  # noqa: E402
@@ -74,7 +74,9 @@ def test_an_update_records_the_logprobs_before_it(mini_batches: int) -> None:
 
 
 @pytest.mark.parametrize("aggregation", ["token", "sequence", "constant"])
-@pytest.mark.parametrize("loss", [Loss(), Loss("gspo", entropy_coef=0.01), Loss("cispo", kl_coef=0.1), Loss("plain")])
+@pytest.mark.parametrize(
+    "loss", [Loss(), Loss(ratio="turn", entropy_coef=0.01), Loss("cispo", kl_coef=0.1), Loss("plain")]
+)
 def test_micro_batches_add_up_to_one_large_batch(loss: Loss, aggregation: str) -> None:
     batch = [replace(sample, reference_logprobs=sample.segment.logprobs) for sample in samples(*LENGTHS)]
     settings = {"loss": loss, "aggregation": aggregation, "constant": 20 if aggregation == "constant" else None}
@@ -96,6 +98,51 @@ def test_gradient_equals_the_formula() -> None:
     model.zero_grad()
     got = gradient(model, batch, loss=Loss("plain"))
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("teacher", [False, True])
+@pytest.mark.parametrize("budget", [1, 45, 1000])
+def test_gradient_of_the_observations_equals_the_formula(budget: int, teacher: bool) -> None:
+    """Their mean is over the mini-batch, at temperature 1, and includes what comes after the last sampled token."""
+    model, batch = model_of(), samples(*LENGTHS, temperature=0.8)
+    draw = np.random.default_rng(0)
+    for number, member in enumerate(batch):
+        observed = ~member.segment.mask & (draw.random(len(member.segment.mask)) < 0.5)
+        observed[0], observed[-1] = False, not member.segment.mask[-1]
+        batch[number] = replace(member, observations=observed & (number != 3))
+    total = sum(member.num_sampled_tokens for member in batch)
+    total_observed = sum(member.num_observation_tokens for member in batch)
+    loss = torch.zeros(())
+    for member in batch:
+        assert member.observations is not None
+        logits = model(torch.tensor(member.segment.tokens)[None].long()).logits[0, :-1]
+        targets = torch.tensor(member.segment.tokens[1:]).long()[:, None]
+        sampled, observed_logprobs = (
+            (logits / temperature).log_softmax(-1).gather(1, targets)[:, 0] for temperature in (0.8, 1.0)
+        )
+        loss = (
+            loss - (sampled * torch.tensor(member.advantages[1:]) * torch.tensor(member.segment.mask[1:])).sum() / total
+        )
+        loss = loss - 0.3 * observed_logprobs[torch.tensor(member.observations[1:])].sum() / total_observed
+    loss.backward()
+    expected = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    model.zero_grad()
+    settings: dict[str, Any] = {"loss": Loss("plain", observation_coef=0.3)}
+    if teacher:  # itself: the divergence and its gradient are 0
+        settings = {"loss": Loss("plain", observation_coef=0.3, teacher_coef=0.5), "teacher": copy.deepcopy(model)}
+    got = gradient(model, batch, micro_batch_tokens=budget, **settings)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=2e-6 * float(expected.abs().max()))
+
+
+def test_turns_are_numbered_over_all_segments() -> None:
+    first, second = piece(12, share=1.0), piece(7, share=1.0)
+    first = replace(first, turns=np.array([0, 0, 0, 0, 1, 1, 3, 3, 3, 3, 3, 3], np.int32))
+    second = replace(
+        second, turns=np.array([0, 3, 3, 3, 4, 4, 4], np.int32)
+    )  # begins with the turn that ended the other
+    numbers = number_turns([first, second])
+    turns = np.concatenate([first.turns[first.mask], second.turns[second.mask] + 10])
+    assert numbers.tolist() == [sorted(set(turns.tolist())).index(turn) for turn in turns.tolist()]
 
 
 @pytest.mark.parametrize(

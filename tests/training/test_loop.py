@@ -88,9 +88,10 @@ def test_every_algorithm_learns(tmp_path: Path, algorithm: str) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        ["loss.type=gspo", "loss.clip=[0.0003,0.0004]", "mini_batches=2", "epochs=2"],
+        ["loss.ratio=segment", "loss.clip=[0.0003,0.0004]", "mini_batches=2", "epochs=2"],
         ["loss.type=cispo", "loss.aggregation=sequence"],
         ["loss.type=plain", "loss.aggregation=constant"],
+        ["loss.observation_coef=0.1", "loss.ratio=turn", "epochs=2"],
         ["kl.coef=0.01", "kl.target=0.1", "loss.entropy_coef=0.001"],
         ["kl.coef=0.01", "kl.placement=reward", "kl.estimator=k1"],
         ["loss.correction=geometric-mask", "loss.correction_cap=1.5"],

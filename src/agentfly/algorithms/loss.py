@@ -1,12 +1,13 @@
 """Policy losses over sampled tokens, and the metrics they produce.
 
-Only sampled tokens enter, so a token the model did not write cannot reach a loss term. With r = π / π_old of a token
-and A its advantage, the surrogate per token is
+Only sampled tokens enter, so a token the model did not write cannot reach a loss term; the one exception, the
+cross-entropy of observations, has a field of its own. With r = π / π_old and A a token's advantage, the surrogate is
 
     clip     −min(r·A, clip(r, 1 − low, 1 + high)·A), and for A < 0 at most −dual·A where a dual clip is given
-    gspo     the same with the sequence's ratio: the geometric mean of the ratios of its tokens
     cispo    −stop_gradient(clip(r, 1 − low, 1 + high))·A·log π: a clipped token keeps a gradient
     plain    −A·log π
+
+The ratio r is the token's own, or the geometric mean of the ratios of its turn or of its segment (a sequence here).
 
 Token weights decide how tokens are averaged. They are computed once per mini-batch, so the losses of its micro-batches
 sum to the mini-batch's, however it is split.
@@ -37,12 +38,14 @@ from agentfly.errors import ConfigError
 from agentfly.validation import record
 
 Aggregation = Literal["token", "sequence", "constant"]
-Surrogate = Literal["clip", "gspo", "cispo", "plain"]
+Surrogate = Literal["clip", "cispo", "plain"]
+RatioLevel = Literal["token", "turn", "segment"]
 Correction = Literal[
     "token-truncate", "token-mask", "sequence-truncate", "sequence-mask", "geometric-truncate", "geometric-mask"
 ]
 _CHOICES: dict[str, tuple[str, object]] = {
     "surrogate": ("loss", Surrogate),
+    "ratio": ("level of the ratio", RatioLevel),
     "kl_estimator": ("KL estimator", KLEstimator),
     "correction": ("correction", Correction),
 }
@@ -76,7 +79,7 @@ def sequence_sum(values: Tensor, sequence_ids: Tensor, num_sequences: int) -> Te
 
 
 def sequence_mean(values: Tensor, sequence_ids: Tensor, num_sequences: int) -> Tensor:
-    """[tokens] → [tokens]: each value replaced by the mean over its sequence."""
+    """[tokens] → [tokens]: each value replaced by the mean over its sequence, or over its turn by the ids of turns."""
     counts = torch.bincount(sequence_ids, minlength=num_sequences).clamp(min=1)
     return (sequence_sum(values, sequence_ids, num_sequences) / counts)[sequence_ids]
 
@@ -120,22 +123,30 @@ class TokenBatch:
     sequence_ids: Tensor
     """Index of each token's sequence in the micro-batch (int64)."""
     num_sequences: int
+    turn_ids: Tensor | None = None
+    """Index of each token's turn in the micro-batch (int64); None where the ratio is not that of the turn."""
     reference_logprobs: Tensor | None = None
     """Under the reference model; None where no KL term is used."""
     entropies: Tensor | None = None
     """Entropy of each token's distribution, with gradient; None where it is not measured."""
     teacher_kl: Tensor | None = None
     """KL divergence of each token's distribution to the teacher's, with gradient; None where it is not a loss term."""
+    observation_logprobs: Tensor | None = None
+    """[observation tokens] Log-probabilities of what the environment answered, with gradient; None: not trained."""
+    observation_weight: float = 0.0
+    """Weight of each observation token: 1 / (observation tokens of the mini-batch)."""
 
 
 @record()
 class Loss:
     """The scalar loss of a `TokenBatch`: policy surrogate + kl_coef · KL − entropy_coef · entropy + teacher_coef ·
-    KL to the teacher."""
+    KL to the teacher + observation_coef · cross-entropy of the observations."""
 
     surrogate: Surrogate = "clip"
     clip: tuple[float, ...] = (0.2, 0.2)
     """How far the ratio may go below and above 1; a third number bounds it where the advantage is negative."""
+    ratio: RatioLevel = "token"
+    """What the ratio is the geometric mean over."""
     kl_coef: float = Field(default=0.0, ge=0)
     """KL coefficient; 0 where KL is part of the reward, or not used."""
     kl_estimator: KLEstimator = "k3"
@@ -143,11 +154,13 @@ class Loss:
     """Entropy bonus coefficient."""
     teacher_coef: float = Field(default=0.0, ge=0)
     """Coefficient of the KL divergence to the teacher; 0 where it is part of the advantages, or not used."""
+    observation_coef: float = Field(default=0.0, ge=0)
+    """Coefficient of the cross-entropy of observation tokens, averaged over them."""
     correction: Correction | None = None
     """Importance-sampling correction; None measures the mismatch and does not correct it."""
     correction_cap: float = Field(default=2.0, gt=1)
 
-    @field_validator("surrogate", "kl_estimator", "correction", mode="before")
+    @field_validator("surrogate", "ratio", "kl_estimator", "correction", mode="before")
     @classmethod
     def _require_known_name(cls, name: Any, info: ValidationInfo) -> Any:
         what, choices = _CHOICES[str(info.field_name)]
@@ -168,12 +181,18 @@ class Loss:
             raise ConfigError("this loss has an entropy bonus, and no `entropies` came with the tokens")
         if self.teacher_coef and tokens.teacher_kl is None:
             raise ConfigError("this loss has a divergence to a teacher, and no `teacher_kl` came with the tokens")
+        if self.ratio == "turn" and tokens.turn_ids is None:
+            raise ConfigError("this loss has the ratio of the turn, and no `turn_ids` came with the tokens")
+        if self.observation_coef and tokens.observation_logprobs is None:
+            raise ConfigError("this loss trains observations, and no `observation_logprobs` came with the tokens")
         log_ratio = tokens.logprobs - tokens.old_logprobs  # [tokens] log(π / π_old)
-        if self.surrogate == "gspo":
-            # The sequence's ratio, with the gradient of the token alone, so that tokens of one sequence may have
-            # different advantages; where they share one, the gradient is that of the sequence's ratio.
-            whole = sequence_mean(log_ratio.detach(), tokens.sequence_ids, tokens.num_sequences)
-            log_ratio = whole + tokens.logprobs - tokens.logprobs.detach()
+        if self.ratio != "token":
+            # The mean ratio, with the gradient of the token alone, so that tokens of one sequence may have different
+            # advantages; where they share one, the gradient is that of the mean ratio. No more turns than tokens.
+            ids, count = tokens.sequence_ids, tokens.num_sequences
+            if self.ratio == "turn" and tokens.turn_ids is not None:
+                ids, count = tokens.turn_ids, len(log_ratio)
+            log_ratio = sequence_mean(log_ratio.detach(), ids, count) + tokens.logprobs - tokens.logprobs.detach()
         log_ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
         policy = self._surrogate(tokens, log_ratio.exp())
         metrics = self._measure(tokens, log_ratio.detach())
@@ -201,6 +220,9 @@ class Loss:
             metrics["teacher_kl"] = tokens.teacher_kl.detach().sum()
             terms["loss_teacher"] = self.teacher_coef * tokens.teacher_kl
         sums = {name: (tokens.weights * term).sum() for name, term in terms.items()}
+        if tokens.observation_logprobs is not None:
+            cross_entropy = -tokens.observation_weight * tokens.observation_logprobs.sum()
+            sums["loss_observation"] = self.observation_coef * cross_entropy
         loss = torch.stack(list(sums.values())).sum()
         return loss, metrics | {name: term.detach() for name, term in {"loss": loss, **sums}.items()}
 

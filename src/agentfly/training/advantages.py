@@ -87,6 +87,9 @@ def compute_samples(
                 advantages = config.teacher.reward_coef * advantages
             if student_logprobs is not None and teacher_logprobs is not None:
                 advantages = advantages + teacher_advantages(student_logprobs, teacher_logprobs, config.teacher.coef)
+            observations = None
+            if config.loss.observation_coef:
+                observations = episode.trajectory.segments[number].observation_mask
             if segment.mask.any():  # a segment without sampled tokens has nothing to train
                 samples.append(
                     Sample(
@@ -97,6 +100,7 @@ def compute_samples(
                         reference_logprobs=reference[index],
                         teacher_logprobs=teacher_logprobs,
                         old_logprobs=student_logprobs,
+                        observations=observations,
                         name=f"{episode.trajectory.id}#{number}",
                     )
                 )

@@ -8,7 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -21,7 +21,7 @@ from torch import Tensor
 from agentfly.algorithms.base import SegmentArrays
 from agentfly.backends.engine.model_runner import TRACE_LOCK
 from agentfly.errors import ConfigError, NonFiniteError, RecordError
-from agentfly.segment import Floats
+from agentfly.segment import Floats, Mask
 
 _LOG = logging.getLogger(__name__)
 TOWER_TOKENS = 4
@@ -46,12 +46,14 @@ class Sample:
     """Log-probabilities under the teacher; None without one, or where the divergence to it is a loss term."""
     old_logprobs: Floats | None = None
     """Log-probabilities before the update; None lets the learner compute them where it needs them."""
+    observations: Mask | None = None
+    """True on the observation tokens that are trained by their cross-entropy; None without this loss term."""
     name: str = ""
     """For error messages: group/chain#segment."""
 
     def __post_init__(self) -> None:
         length = len(self.segment.tokens)
-        for name in ("advantages", "returns", "reference_logprobs", "teacher_logprobs", "old_logprobs"):
+        for name in ("advantages", "returns", "reference_logprobs", "teacher_logprobs", "old_logprobs", "observations"):
             array = getattr(self, name)
             if array is not None and len(array) != length:
                 raise RecordError(f"sample {self.name} has {length} tokens but {len(array)} {name}: one each")
@@ -60,6 +62,27 @@ class Sample:
     def num_sampled_tokens(self) -> int:
         """Number of tokens the model sampled."""
         return self.segment.num_sampled_tokens
+
+    @cached_property
+    def num_observation_tokens(self) -> int:
+        """Number of observation tokens that are trained."""
+        return 0 if self.observations is None else int(self.observations.sum())
+
+    @cached_property
+    def scored_segment(self) -> SegmentArrays:
+        """The segment, whose mask is of all tokens that the loss needs the log-probability of."""
+        if self.observations is None:
+            return self.segment
+        return replace(self.segment, mask=self.segment.mask | self.observations)
+
+
+def number_turns(segments: Sequence[SegmentArrays]) -> npt.NDArray[np.int64]:
+    """[sampled tokens of all segments] The index of each token's turn, counted over all of them."""
+    turns = np.concatenate([segment.turns[segment.mask] for segment in segments])
+    owners = np.repeat(np.arange(len(segments)), [segment.num_sampled_tokens for segment in segments])
+    # The owners, too: a segment may begin with the number of the turn that the one before it ended with.
+    starts = (np.diff(turns, prepend=turns[:1]) != 0) | (np.diff(owners, prepend=owners[:1]) != 0)
+    return np.cumsum(starts)
 
 
 def build_synthetic_samples(count: int, length: int, vocab_size: int) -> list[Sample]:

@@ -86,7 +86,8 @@ class TrainConfig:
     """How the reward of a chain of several segments is credited to them."""
     zero_variance: Literal["skip", "keep", "resample", "avoid"] | None = None
     """Groups whose chains all have the same reward: skipped, kept, replaced by other tasks, or avoided by preferring
-    tasks of medium success. None skips them where the algorithm compares within groups and no teacher is used."""
+    tasks of medium success. None skips them where the algorithm compares within groups, unless a teacher or
+    `loss.observation_coef` gives them another signal."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     epochs: int = Field(default=1, ge=1)
     """Passes over each batch."""
@@ -159,7 +160,9 @@ class TrainConfig:
         """What happens to groups whose chains all have the same reward, once they are sampled."""
         if self.zero_variance == "avoid":
             return "skip"
-        return self.zero_variance or ("skip" if self.algorithm.needs_groups and self.teacher.model is None else "keep")
+        # Groups without an advantage still teach by a teacher, or by their observations.
+        has_other_signal = self.teacher.model is not None or self.loss.observation_coef > 0
+        return self.zero_variance or ("skip" if self.algorithm.needs_groups and not has_other_signal else "keep")
 
     @property
     def longest_chain(self) -> int | None:
@@ -296,9 +299,10 @@ class TrainConfig:
                 "the exact divergence to the teacher is the loss, without advantages: leave the field out, or write "
                 "teacher.divergence=sampled"
             )
-            unused += [("loss", self.loss, name, reason) for name in ("type", "clip", "correction")]
+            unused += [("loss", self.loss, name, reason) for name in ("type", "clip", "ratio", "correction")]
         if self.loss.type == "plain":
             unused.append(("loss", self.loss, "clip", "loss.type='plain' clips nothing"))
+            unused.append(("loss", self.loss, "ratio", "loss.type='plain' has no ratio"))
         if self.loss.correction is None:
             unused.append(("loss", self.loss, "correction_cap", "there is no correction"))
         if not self.algorithm.needs_values:

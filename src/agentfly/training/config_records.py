@@ -23,14 +23,18 @@ CORRECTIONS = [f"{level}-{mode}" for level in ("token", "sequence", "geometric")
 class LossConfig:
     """The policy loss."""
 
-    type: Literal["clip", "gspo", "cispo", "plain"] = "clip"
-    """Surrogate: PPO's clipped ratio, GSPO's sequence ratio, CISPO's clipped weight, or the plain policy gradient."""
+    type: Literal["clip", "cispo", "plain"] = "clip"
+    """Surrogate: PPO's clipped ratio, CISPO's clipped weight, or the plain policy gradient."""
+    ratio: Literal["token", "turn", "segment"] = "token"
+    """What the ratio is taken over: each token, or the geometric mean over its turn, or over its segment (GSPO)."""
     clip: tuple[float, ...] = (0.2, 0.2)
     """How far the ratio may go below and above 1; a third number bounds it where the advantage is negative."""
     aggregation: Literal["token", "sequence", "constant"] = "token"
     """Mean over tokens, mean over sequences of their token means, or sum over tokens divided by a constant length."""
     entropy_coef: float = Field(default=0.0, ge=0)
     """Entropy bonus coefficient."""
+    observation_coef: float = Field(default=0.0, ge=0)
+    """Coefficient of the cross-entropy of observation tokens (ECHO). 0 trains the model's own tokens alone."""
     correction: str | None = None
     """Importance-sampling correction for sampler/learner mismatch: token, sequence or geometric, -truncate or -mask."""
     correction_cap: float = Field(default=2.0, gt=1)
@@ -40,6 +44,13 @@ class LossConfig:
     @classmethod
     def _split_text(cls, clip: Any) -> Any:
         return clip.split(",") if isinstance(clip, str) else clip  # 0.2,0.28 on the command line
+
+    @field_validator("type", mode="before")
+    @classmethod
+    def _explain_gspo(cls, name: Any) -> Any:
+        if name == "gspo":
+            raise ConfigError("loss.type='gspo' is loss.ratio=segment, with a tight clip such as loss.clip=[3e-4,4e-4]")
+        return name
 
     def __post_init__(self) -> None:
         if self.correction not in (None, *CORRECTIONS):

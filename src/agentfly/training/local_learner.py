@@ -35,6 +35,7 @@ from agentfly.training.batch import (
     concatenate,
     gather_field,
     name_samples,
+    number_turns,
     require_finite,
     split_mini_batches,
     to_device,
@@ -144,10 +145,12 @@ class LocalLearner:
         loss = Loss(
             surrogate=config.loss.type,
             clip=config.loss.clip,
+            ratio=config.loss.ratio,
             kl_coef=config.kl.coef if config.kl.placement == "loss" else 0.0,
             kl_estimator=config.kl.estimator,
             entropy_coef=config.loss.entropy_coef,
             teacher_coef=config.teacher.coef if config.teacher.is_exact else 0.0,
+            observation_coef=config.loss.observation_coef,
             correction=config.loss.correction,  # type: ignore[arg-type]
             correction_cap=config.loss.correction_cap,
         )
@@ -254,7 +257,7 @@ class LocalLearner:
                 # One optimizer step of the policy, after the critic's warm-up, and of the critic where there is one.
                 step: dict[str, float] = {}
                 try:
-                    segments = [sample.segment for sample in batch]
+                    segments = [sample.scored_segment for sample in batch]
                     if self._updates >= self._critic_warmup_steps:
                         compute_loss = partial(self._policy_loss, batch, on_policy)
                         results = self._runner.run(segments, compute_loss, self._zero_grad)
@@ -265,6 +268,7 @@ class LocalLearner:
                         step["policy/grad_norm"] = self._optimizer.step(self._updates)
                         self._optimizer.zero_grad()
                     if self._critic is not None:
+                        segments = [sample.segment for sample in batch]
                         losses = self._runner.run(segments, partial(self._critic.loss, batch), self._zero_grad)
                         step["critic/loss"] = sum(losses)
                         step["critic/grad_norm"] = self._critic.optimizer.step(self._updates)
@@ -317,14 +321,8 @@ class LocalLearner:
         segments = [sample.segment for sample in samples]
         counts = [sample.num_sampled_tokens for sample in samples]
         gather = partial(gather_field, samples, device=self.device)
-        # Every tensor from here on is [sampled tokens of all samples], in the order of `indices`.
-        temperatures = [sample.temperature for sample in samples]
-        teacher_kl: Tensor | None = None
-        if self.loss.teacher_coef:
-            assert self._teacher is not None
-            logprobs, entropies, teacher_kl = self._policy.score_with_teacher(segments, temperatures, self._teacher)
-        else:
-            logprobs, entropies = self._policy(segments, temperatures)
+        logprobs, entropies, teacher_kl, observation_logprobs = self._score_policy(samples)
+        # Every tensor but the last is [sampled tokens of all samples], in the order of `indices`.
         with_reference = self.loss.kl_coef > 0 or all(sample.reference_logprobs is not None for sample in samples)
         tokens = TokenBatch(
             logprobs=logprobs,
@@ -335,9 +333,12 @@ class LocalLearner:
             weights=concatenate([np.repeat([token_weights[index] for index in indices], counts)], self.device),
             sequence_ids=to_device(np.repeat(np.arange(len(counts)), counts), self.device),
             num_sequences=len(samples),
+            turn_ids=to_device(number_turns(segments), self.device) if self.loss.ratio == "turn" else None,
             reference_logprobs=gather("reference_logprobs") if with_reference else None,
             entropies=entropies if self.loss.entropy_coef != 0 else entropies.detach(),
             teacher_kl=teacher_kl,
+            observation_logprobs=observation_logprobs,
+            observation_weight=1 / max(sum(sample.num_observation_tokens for sample in batch), 1),
         )
         loss, measured = self.loss(tokens)
         # Without their graphs: `read` runs after the backward passes, and would keep every micro-batch's activations.
@@ -356,6 +357,27 @@ class LocalLearner:
             return {name: float(value) for name, value in metrics.items()}, by_sample
 
         return loss, read
+
+    def _score_policy(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Log-probabilities, entropies and divergences to the teacher of the sampled tokens, and log-probabilities of
+        the observations; None where the loss has no such term."""
+        segments = [sample.scored_segment for sample in samples]
+        is_sampled = np.concatenate([sample.segment.mask[sample.scored_segment.mask] for sample in samples])
+        lengths = [segment.num_sampled_tokens for segment in segments]
+        sampling_temperatures = np.repeat([sample.temperature for sample in samples], lengths)
+        temperatures = np.where(is_sampled, sampling_temperatures, 1.0)  # what an environment writes has no temperature
+        teacher_kl: Tensor | None = None
+        if self.loss.teacher_coef:
+            assert self._teacher is not None
+            logprobs, entropies, teacher_kl = self._policy.score_with_teacher(segments, temperatures, self._teacher)
+        else:
+            logprobs, entropies = self._policy(segments, temperatures)
+        if not self.loss.observation_coef:
+            return logprobs, entropies, teacher_kl, None
+        sampled = to_device(np.flatnonzero(is_sampled), self.device)
+        observed = to_device(np.flatnonzero(~is_sampled), self.device)
+        teacher_kl = None if teacher_kl is None else teacher_kl[sampled]
+        return logprobs[sampled], entropies[sampled], teacher_kl, logprobs[observed]
 
     def _zero_grad(self) -> None:
         self._optimizer.zero_grad()

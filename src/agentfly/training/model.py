@@ -32,6 +32,7 @@ from agentfly.backends.engine.vision import (
     tower_parameters,
 )
 from agentfly.errors import ConfigError, DataError, RecordError, describe
+from agentfly.segment import Floats
 from agentfly.training.batch import Sample, gather_field, require_finite, to_device
 from agentfly.training.logprobs import Head, score, score_logits
 from agentfly.training.lora import has_adapters
@@ -223,15 +224,15 @@ class Policy:
         self.backbone = Backbone(model, device, **settings)
         self.has_plain_head = _has_plain_head(self.backbone)
 
-    def __call__(self, segments: Sequence[SegmentArrays], temperatures: Sequence[float]) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and entropies of the sampled tokens, [sampled] each; one temperature per sequence."""
+    def __call__(self, segments: Sequence[SegmentArrays], temperatures: Floats) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies of the sampled tokens at their temperatures, [sampled] each."""
         targets = self._targets(segments, temperatures)
         if not self.has_plain_head:
             return score_logits(self.backbone.logits(segments), *targets)
         return score(self.backbone.hidden_states(segments), Head.from_model(self.backbone.model), *targets)[:2]
 
     def score_with_teacher(
-        self, segments: Sequence[SegmentArrays], temperatures: Sequence[float], teacher: Policy
+        self, segments: Sequence[SegmentArrays], temperatures: Floats, teacher: Policy
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The same, and the KL divergence of each token's distribution to the teacher's, a constant. Both models must
         have a plain head."""
@@ -244,16 +245,16 @@ class Policy:
             teacher=(teacher_hidden, Head.from_model(teacher.backbone.model)),
         )
 
-    def _targets(self, segments: Sequence[SegmentArrays], temperatures: Sequence[float]) -> tuple[Tensor, Tensor]:
+    def _targets(self, segments: Sequence[SegmentArrays], temperatures: Floats) -> tuple[Tensor, Tensor]:
         """The sampled tokens and their temperatures, [sampled] each."""
         device = self.backbone.device
-        counts = [segment.num_sampled_tokens for segment in segments]
         targets = np.concatenate([segment.tokens[segment.mask] for segment in segments]).astype(np.int64)
-        return to_device(targets, device), to_device(np.repeat(temperatures, counts).astype(np.float32), device)
+        return to_device(targets, device), to_device(temperatures.astype(np.float32), device)
 
     def logprobs(self, segments: Sequence[SegmentArrays], temperature: float) -> Tensor:
         """Log-probabilities of the sampled tokens, [sampled], all at one temperature."""
-        return self(segments, [temperature] * len(segments))[0]
+        count = sum(segment.num_sampled_tokens for segment in segments)
+        return self(segments, np.full(count, temperature, np.float32))[0]
 
 
 @torch.no_grad()

@@ -80,7 +80,7 @@ def test_fields_reach_the_keys_of_verl() -> None:
     assert out["actor_rollout_ref.actor.clip_ratio_high"] == 0.3
     assert out["actor_rollout_ref.actor.entropy_coeff"] == 0.01
     assert out["actor_rollout_ref.actor.loss_agg_mode"] == "seq-mean-token-mean"
-    assert out["actor_rollout_ref.actor.policy_loss.loss_mode"] == "agentfly-clip"
+    assert out["actor_rollout_ref.actor.policy_loss.loss_mode"] == "agentfly-clip-token"
     assert out["actor_rollout_ref.actor.use_kl_loss"] is True
     assert out["actor_rollout_ref.actor.kl_loss_type"] == "k2"
     assert out["actor_rollout_ref.rollout.name"] == "vllm"
@@ -127,6 +127,8 @@ def test_staleness_selects_the_mode(cluster: dict[str, Any], fields: dict[str, A
     ("name", "fields", "cluster", "device"),
     [
         ("backend='client'", {"backend": "client"}, {}, "cuda"),
+        ("loss.ratio='turn'", {"loss": {"ratio": "turn"}}, {}, "cuda"),
+        ("loss.observation_coef=0.1", {"loss": {"observation_coef": 0.1}}, {}, "cuda"),
         ("backend='vllm'", {"backend": "vllm"}, {}, "cpu"),
         ("backend.kv_memory", {"backend": {"backend": "transformers", "kv_memory": 5}}, {}, "cuda"),
         ("backend.device='cpu'", {"backend": {"backend": "transformers", "device": "cpu"}}, {}, "cuda"),
@@ -195,11 +197,11 @@ def test_raw_key_that_a_field_sets_is_refused(key: str, problem: str) -> None:
 
 
 def test_overrides_of_the_cluster_are_split_off() -> None:
-    overrides = {"nodes": 2, "gpus": 4, "steps": 3, "verl.trainer.balance_batch": False, "loss.type": "gspo"}
+    overrides = {"nodes": 2, "gpus": 4, "steps": 3, "verl.trainer.balance_batch": False, "loss.type": "cispo"}
     cluster, remaining = ClusterConfig.split(overrides)
     assert (cluster.nodes, cluster.gpus) == (2, 4)
     assert cluster.verl == {"trainer.balance_batch": False}
-    assert remaining == {"steps": 3, "loss.type": "gspo"}
+    assert remaining == {"steps": 3, "loss.type": "cispo"}
     assert ClusterConfig.split(cluster.to_json())[0] == cluster
 
 

@@ -1,7 +1,7 @@
 """verl's training processes with our loss, learning-rate schedule and embedded engine.
 
-Importing this module enters the losses in verl's registry, one per surrogate: surrogates, clipping and averaging are
-those of a local run.
+Importing this module enters the losses in verl's registry, one per surrogate and level of the ratio: surrogates,
+clipping and averaging are those of a local run.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from functools import partial
+from itertools import product
 from typing import Any, get_args
 
 import torch
@@ -22,7 +23,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithValueHead
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 import agentfly.integrations.verl.engine  # noqa: F401 (enters it in verl's registries)
-from agentfly.algorithms.loss import Loss, Surrogate, TokenBatch
+from agentfly.algorithms.loss import Loss, RatioLevel, Surrogate, TokenBatch
 from agentfly.integrations.verl.config import NAME, NO_DUAL_CLIP, SCHEDULE_VARIABLE
 from agentfly.training.optimizer import LRSchedule
 
@@ -37,6 +38,7 @@ def compute_policy_loss(
     config: Any,
     rollout_is_weights: Tensor | None,
     surrogate: Surrogate,
+    ratio: RatioLevel,
 ) -> tuple[Tensor, dict[str, float]]:
     """The loss of a micro-batch; all tensors are [rows, response].
 
@@ -68,13 +70,16 @@ def compute_policy_loss(
         sequence_ids=torch.arange(len(mask), device=mask.device)[:, None].expand_as(mask)[mask],
         num_sequences=len(mask),
     )
-    total, measured = Loss(surrogate=surrogate, clip=clip)(tokens)
+    total, measured = Loss(surrogate=surrogate, clip=clip, ratio=ratio)(tokens)
     names = ("ratio", "approx_kl", "clip_low", "clip_high", "clip_dual")
     return total, {f"actor/{name}": float(measured[name]) / max(len(old), 1) for name in names if name in measured}
 
 
-for _surrogate in get_args(Surrogate):
-    register_policy_loss(f"{NAME}-{_surrogate}")(partial(compute_policy_loss, surrogate=_surrogate))
+_RATIOS: tuple[RatioLevel, ...] = ("token", "segment")
+"""The levels of the ratio that need no more than rows: where a turn begins is not in them."""
+for _surrogate, _ratio in product(get_args(Surrogate), _RATIOS):
+    _policy_loss = partial(compute_policy_loss, surrogate=_surrogate, ratio=_ratio)
+    register_policy_loss(f"{NAME}-{_surrogate}-{_ratio}")(_policy_loss)
 
 
 @EngineRegistry.register(model_type="value_model", backend="fsdp2", device="cuda", vendor="cpu")
