@@ -18,7 +18,7 @@ from agentfly.rewards.composition import Product
 from agentfly.scoring import MAX_PREDICTION, Reward, Scorer
 from agentfly.segment import Author, Segment
 from agentfly.tooling import Context
-from agentfly.trajectory import Score, StopReason, Trajectory, TurnRecord
+from agentfly.trajectory import Score, ScoreComponent, StopReason, Trajectory, TurnRecord
 from agentfly.types import FinishReason, Message
 
 if TYPE_CHECKING:
@@ -452,7 +452,8 @@ async def test_other_keys_of_a_dict_are_metrics() -> None:
 async def test_rewards_are_summed_by_weight() -> None:
     one = returning({"reward": 1, "exact": True}, "one")
     half = returning(0.5, "half")
-    assert await score([one, half]) == Score(1.5, None, {"one": 1.0, "one/exact": True, "half": 0.5})
+    components = {"one": ScoreComponent(1.0, 1.0), "half": ScoreComponent(1.0, 0.5)}
+    assert await score([one, half]) == Score(1.5, None, {"one": 1.0, "one/exact": True, "half": 0.5}, components)
     assert (await score({one: 2, half: -1.0})).total == 1.5
     assert await score({one: 0.5}) == Score(0.5, None, {"exact": True})
     assert (await score({returning([1, 2], "turns"): 0.5})).per_turn == (0.5, 1.0)
@@ -534,7 +535,8 @@ async def test_returned_tuple_is_reported_whole() -> None:
 
 
 async def test_one_of_several_rewards_abstains_with_none() -> None:
-    assert await score([returning(None, "none"), returning(0.5, "half")]) == Score(0.5, None, {"half": 0.5})
+    scored = await score([returning(None, "none"), returning(0.5, "half")])
+    assert scored == Score(0.5, None, {"half": 0.5}, {"half": ScoreComponent(1.0, 0.5)})
     with pytest.raises(RewardFault, match="reward 'a' returned None"):
         await score([returning(None, "a"), returning(None, "b")])
 

@@ -21,6 +21,7 @@ from agentfly.trajectory import (
     Failure,
     FailureKind,
     Score,
+    ScoreComponent,
     StopReason,
     TrainingTreatment,
     Trajectory,
@@ -81,6 +82,7 @@ def build(pieces: list[Shown | Completion]) -> Segment:
 
 
 segments = builds.map(build).map(Segment.seal)
+components = st.dictionaries(text, st.builds(ScoreComponent, number, reward), max_size=2)
 trajectories = st.builds(
     Trajectory,
     st.builds(Task, st.lists(messages, min_size=1, max_size=2).map(tuple), columns, text),
@@ -99,7 +101,7 @@ trajectories = st.builds(
     text,
     count,
     count,
-    st.none() | st.builds(Score, reward, st.none() | st.lists(reward, max_size=3).map(tuple), columns),
+    st.none() | st.builds(Score, reward, st.none() | st.lists(reward, max_size=3).map(tuple), columns, components),
     st.sampled_from(TrainingTreatment),
     st.lists(st.builds(Failure, st.sampled_from(FailureKind), text, count, count), max_size=2).map(tuple),
     number,

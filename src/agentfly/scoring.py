@@ -27,7 +27,7 @@ from agentfly.segment import to_plain
 from agentfly.threads import LoopTimer, call, run_within
 from agentfly.tooling import Context
 from agentfly.tooling.schema import caller_namespace, type_hints
-from agentfly.trajectory import MAX_REWARD, Score, Trajectory
+from agentfly.trajectory import MAX_REWARD, Score, ScoreComponent, Trajectory
 from agentfly.types import Task
 from agentfly.validation import FiniteFloat, validate
 
@@ -398,12 +398,14 @@ class Scorer:
             if weight == 1.0:
                 return score
             scaled = None if score.per_turn is None else tuple(weight * value for value in score.per_turn)
-            return _build_score(weight * score.total, scaled, score.metrics)
+            return _build_score(weight * score.total, scaled, score.metrics, {})
         metrics: dict[str, Any] = {}
+        components: dict[str, ScoreComponent] = {}
         total = 0.0
         per_turn = [0.0] * len(trajectory.turns)
         for reward, weight, score in scores:
             metrics[reward.name] = score.total
+            components[reward.name] = ScoreComponent(weight, score.total)
             metrics.update({f"{reward.name}/{name}": value for name, value in score.metrics.items()})
             total += weight * score.total
             for turn, value in enumerate(score.per_turn or ()):
@@ -414,12 +416,17 @@ class Scorer:
             faults[0].metrics = {**faults[0].metrics, **metrics}
             raise faults[0]
         has_turns = any(score.per_turn is not None for _, _, score in scores)
-        return _build_score(total, tuple(per_turn) if has_turns else None, metrics)
+        return _build_score(total, tuple(per_turn) if has_turns else None, metrics, components)
 
 
-def _build_score(total: float, per_turn: tuple[float, ...] | None, metrics: Mapping[str, Any]) -> Score:
+def _build_score(
+    total: float,
+    per_turn: tuple[float, ...] | None,
+    metrics: Mapping[str, Any],
+    components: Mapping[str, ScoreComponent],
+) -> Score:
     """The score of weighted rewards, whose sum may be too large."""
     try:
-        return Score(total, per_turn, metrics)
+        return Score(total, per_turn, metrics, components)
     except RecordError as error:
         raise RewardFault(f"the weighted sum of the rewards: {error}") from error

@@ -11,7 +11,7 @@ import enum
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from agentfly.errors import RecordError
 from agentfly.segment import AUTHOR_COLORS, Author, Segment, message_from_json, message_to_json, require_json
@@ -195,6 +195,13 @@ MAX_REWARD = 1e30
 """Larger rewards overflow in statistics and in float32, which advantages have."""
 
 
+class ScoreComponent(NamedTuple):
+    """One of several rewards, whose weighted sum is the score."""
+
+    weight: float
+    value: float
+
+
 @dataclass(frozen=True, slots=True)
 class Score:
     """The reward of a chain."""
@@ -203,6 +210,8 @@ class Score:
     per_turn: tuple[float, ...] | None = None
     """One number per turn if the reward returned them; None if only the total is known."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
+    components: Mapping[str, ScoreComponent] = field(default_factory=dict)
+    """The rewards by name, where the agent has several; without those that abstained."""
 
     def __post_init__(self) -> None:
         # Not `abs(value) > MAX_REWARD`: that is false for NaN.
@@ -215,13 +224,16 @@ class Score:
         """A JSON object that `from_json` reads."""
         per_turn = None if self.per_turn is None else list(self.per_turn)
         metrics = require_json(self.metrics, "metrics of the reward")
-        return {"total": self.total, "per_turn": per_turn, "metrics": metrics}
+        score = {"total": self.total, "per_turn": per_turn, "metrics": metrics}
+        components = {name: component._asdict() for name, component in self.components.items()}
+        return {**score, "components": components} if components else score
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
         """Read the object that `to_json` returns."""
         per_turn = value["per_turn"]
-        return cls(value["total"], None if per_turn is None else tuple(per_turn), value["metrics"])
+        components = {name: ScoreComponent(**component) for name, component in value.get("components", {}).items()}
+        return cls(value["total"], None if per_turn is None else tuple(per_turn), value["metrics"], components)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from agentfly.algorithms.base import Algorithm, Episode, Group, SegmentReward
 from agentfly.segment import Author, Segment
-from agentfly.trajectory import CallRecord, CallStatus, Score, StopReason, Trajectory, TurnRecord
+from agentfly.trajectory import CallRecord, CallStatus, Score, ScoreComponent, StopReason, Trajectory, TurnRecord
 from agentfly.types import Completion, FinishReason, Message, Task
 
 Array = npt.NDArray[Any]
@@ -22,11 +22,14 @@ def trajectory(
     segments: Sequence[int] | None = None,
     observations: Mapping[int, Sequence[int]] | None = None,
     states: Mapping[int, Any] | None = None,
+    components: Mapping[str, float] | None = None,
+    weights: Mapping[str, float] | None = None,
     **fields: Any,
 ) -> Trajectory:
     """A chain that sampled so many tokens in each turn, with two tokens of a tool's between turns.
 
-    `segments` says in which segment each turn is; `observations` and `states` what a turn's tool answered.
+    `segments` says in which segment each turn is; `observations` and `states` what a turn's tool answered;
+    `components` and `weights` the values and weights of several rewards.
     """
     where = list(segments or [0] * len(lengths))
     built = [Segment() for _ in range(max(where, default=0) + 1)]
@@ -41,7 +44,13 @@ def trajectory(
         TurnRecord(FinishReason.STOP, (CallRecord("look", CallStatus.OK, info=info.get(t, {})),))
         for t in range(len(lengths))
     )
-    score = Score(float(np.sum(reward)), None if isinstance(reward, float | int) else tuple(reward))
+    total = float(np.sum(reward))
+    values = {"whole": total} if components is None else components
+    score = Score(
+        total,
+        None if isinstance(reward, float | int) else tuple(reward),
+        components={name: ScoreComponent((weights or {}).get(name, 1.0), value) for name, value in values.items()},
+    )
     kept = {"score": score, **fields}
     return Trajectory(Task(()), tuple(s.seal() for s in built), turns, StopReason.ANSWER, "", **kept)
 

@@ -40,8 +40,11 @@ def verl_advantages(name: str, rewards: Array, mask: Array, groups: Array, **mor
 
     estimator = core_algos.get_adv_estimator_fn(name)
     named: dict[str, Any] = {"token_level_rewards": torch.tensor(rewards), "response_mask": torch.tensor(mask)}
-    if name in ("grpo", "rloo", "reinforce_plus_plus_baseline"):
+    if name in ("grpo", "gdpo", "rloo", "reinforce_plus_plus_baseline"):
         named["index"] = groups
+    if name == "gdpo":  # looks for the last token of each reply
+        ones = torch.ones(len(mask), 1 + mask.shape[1], dtype=torch.long)
+        more = {**more, "batch": {"prompts": ones[:, :1], "attention_mask": ones}}
     if name == "reinforce_plus_plus":
         more = {"config": SimpleNamespace(**more)}
     named |= {key: torch.tensor(value) if isinstance(value, np.ndarray) else value for key, value in more.items()}

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from agentfly.algorithms import (
     ALGORITHMS,
+    GDPO,
     GRPO,
     PPO,
     RLOO,
@@ -27,12 +28,13 @@ from agentfly.algorithms import (
 from agentfly.algorithms.base import SEGMENT_DECAY, Algorithm, Episode, Group
 from agentfly.algorithms.returns import whiten
 from agentfly.errors import ConfigError, RecordError
+from agentfly.trajectory import TrainingTreatment
 from tests.algorithms.chains import advantages, episode
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 EVERY = [pytest.param(kind(), id=name) for name, kind in ALGORITHMS.items()]
 RULES = ("broadcast", "last", "uniform", "geometric")
-COMPARING = [GRPO(), DrGRPO(), RLOO(), ReinforcePPBaseline(), GiGPO()]
+COMPARING = [GRPO(), DrGRPO(), RLOO(), ReinforcePPBaseline(), GiGPO(), GDPO()]
 
 turns = st.lists(st.integers(0, 3), min_size=1, max_size=4)
 reward = st.floats(-3, 3, allow_nan=False, width=32).map(lambda x: round(x, 3))
@@ -176,6 +178,40 @@ def test_reinforce_pp_baseline_by_hand() -> None:
     np.testing.assert_allclose(np.concatenate([row for group in credits for row in group]), expected, **CLOSE)
 
 
+def test_gdpo_by_hand() -> None:
+    """Rewards of other scales count by their weights; one that abstained compares the other chains alone."""
+    weights = {"large": 1.0, "small": 0.5}
+    group = [
+        episode([2, 1], components={"large": 300.0, "small": 0.0}, weights=weights),
+        episode([1], components={"large": 100.0, "small": 0.02}, weights=weights),
+        episode([3], components={"large": 200.0}, weights=weights),
+        episode([1], components={"large": 5.0, "small": 9.0}, treatment=TrainingTreatment.ZERO),
+    ]
+    other = [
+        episode([1], components={"large": 1.0, "small": 1.0}),
+        episode([1], components={"large": 1.0, "small": 0.0}),
+    ]
+    large = [300.0, 100.0, 200.0, 0.0]
+    sums = [(value - mean(large)) / stdev(large) for value in large]
+    small = {0: 0.0, 1: 0.02, 3: 0.0}
+    for index, value in small.items():
+        sums[index] += 0.5 * (value - mean(small.values())) / (stdev(small.values()) + 1e-6)
+    sums += [2**-0.5, -(2**-0.5)]
+    tokens = np.repeat(sums, [3, 1, 3, 1, 1, 1])
+    expected = (tokens - tokens.mean()) / tokens.std(ddof=1)
+    by_group = advantages(GDPO(), group, other)
+    np.testing.assert_allclose(np.concatenate([row for rows in by_group for row in rows]), expected, rtol=1e-4)
+
+
+def test_gdpo_tells_chains_of_equal_sums_apart() -> None:
+    values = [{"a": 1.0, "b": 0.0}, {"a": 0.0, "b": 1.0}, {"a": 1.0, "b": 0.0}, {"a": 1.0, "b": 0.0}]
+    weights = {"a": 2.0, "b": 1.0}
+    group = [episode([1], 1.0, components=components, weights=weights) for components in values]
+    assert not np.concatenate(advantages(GRPO(), group)[0]).any()
+    first, second, third, _ = np.concatenate(advantages(GDPO(), group)[0])
+    assert first == third > 0 > second
+
+
 def test_remax_compares_with_the_greedy_chain_at_the_same_turn() -> None:
     greedy = episode([1, 1], [0.5, 2.0])
     ((credit,),) = advantages(ReMax(), [episode([1, 2, 1], [1.0, 1.0, 4.0])], greedy=greedy)
@@ -300,12 +336,20 @@ def test_missing_input_is_named_in_the_error() -> None:
 # ── names ──
 
 
+def test_chains_of_one_reward_have_nothing_to_normalize() -> None:
+    with pytest.raises(RecordError, match="was scored by one reward, and GDPO compares the values of several"):
+        advantages(GDPO(), [episode([1], 1.0, components={}), episode([1], 0.0, components={})])
+    with pytest.raises(ConfigError, match="GDPO needs the values of several rewards"):
+        GDPO().advantages([[1.0, 0.0]])
+
+
 def test_needs() -> None:
     assert {name for name, kind in ALGORITHMS.items() if kind.needs_groups} == {
-        "grpo", "dr_grpo", "rloo", "reinforce_pp_baseline", "gigpo",
+        "grpo", "dr_grpo", "rloo", "reinforce_pp_baseline", "gigpo", "gdpo",
     }  # fmt: skip
     assert {name for name, kind in ALGORITHMS.items() if kind.needs_values} == {"ppo"}
     assert {name for name, kind in ALGORITHMS.items() if kind.needs_greedy} == {"remax"}
+    assert {name for name, kind in ALGORITHMS.items() if kind.needs_components} == {"gdpo"}
 
 
 def test_an_algorithm_by_name_with_settings() -> None:

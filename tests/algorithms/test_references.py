@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from agentfly.algorithms import GRPO, PPO, RLOO, DrGRPO, ReinforcePP, ReinforcePPBaseline, ReMax
+from agentfly.algorithms import GDPO, GRPO, PPO, RLOO, DrGRPO, ReinforcePP, ReinforcePPBaseline, ReMax
 from agentfly.algorithms.base import Algorithm, Episode, Group
 from agentfly.algorithms.kl import KLController, kl_divergence
 from agentfly.algorithms.loss import Loss, TokenBatch, aggregation_weights, combine_metrics, correction_weights
@@ -96,6 +96,37 @@ def test_advantages_equal_verl(verl: Ask, name: str, algorithm: Algorithm, more:
     if name == "gae":
         targets = pad_rows([credit.returns[0] for credit in credits if credit.returns is not None])
         np.testing.assert_allclose(targets, returns * rows["mask"], **CLOSE)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_gdpo_equals_verl(verl: Ask, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    weights = {"correct": 1.0, "short": 0.3}
+    groups = [
+        Group(
+            tuple(
+                episode(
+                    random.integers(1, 5, 3),
+                    components=dict(zip(weights, random.normal(size=2), strict=True)),
+                    weights=weights,
+                )
+                for _ in range(size)
+            )
+        )
+        for size in random.integers(2, 6, 3)
+    ]
+    chains = [chain for group in groups for chain in group.episodes]
+    mask = pad_rows([chain.segments[0].mask.astype(np.float32) for chain in chains])
+    indices = np.repeat(np.arange(len(groups)), [len(group.episodes) for group in groups])
+    scores = [chain.trajectory.score for chain in chains]
+    values = {name: np.array([score.components[name].value for score in scores if score]) for name in weights}
+    expected, _ = verl(
+        references.verl_advantages, "gdpo", mask, mask, indices,
+        config={"gdpo_reward_keys": list(weights), "gdpo_reward_weights": list(weights.values())},
+        non_tensor_batch=values,
+    )  # fmt: skip
+    credits = [credit for group in GDPO().compute_advantages(groups) for credit in group]
+    np.testing.assert_allclose(pad_rows([credit.advantages[0] for credit in credits]), expected, **CLOSE)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -85,6 +85,11 @@ def test_records_may_be_given_as_names_and_mappings() -> None:
             "run_options.branching does not work with teacher.model='tiny'",
         ),
         ({"run_options.branching": {"turn": 10, "branches": 2}}, "chains have at most 10"),
+        (
+            {"algorithm": "gdpo", "zero_variance": "skip"},
+            "zero_variance='skip' is about the sum of rewards in each turn",
+        ),
+        ({"algorithm": "gdpo", "kl.coef": 0.1, "kl.placement": "reward"}, "kl.placement='reward' is about the sum"),
         ({"loss.clip": (0.2,)}, "loss.clip is [low, high]"),
         ({"loss.clip": (2.0, 0.2)}, "loss.clip is [low, high]"),
         ({"loss.clip": (0.2, 0.2, 0.5)}, "dual above 1 + high"),

@@ -3,6 +3,7 @@
 Importing this package does not import torch: the losses are in `agentfly.algorithms.loss`.
 """
 
+from agentfly.algorithms.gdpo import GDPO
 from agentfly.algorithms.gigpo import GiGPO
 from agentfly.algorithms.grpo import GRPO, RLOO, DrGRPO
 from agentfly.algorithms.ppo import PPO
@@ -12,6 +13,7 @@ from agentfly.algorithms.remax import ReMax
 
 __all__ = [
     "ALGORITHMS",
+    "GDPO",
     "GRPO",
     "PPO",
     "RLOO",

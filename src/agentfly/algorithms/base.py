@@ -233,6 +233,8 @@ class Algorithm:
     """Needs one greedy chain per task."""
     needs_groups: ClassVar[bool] = False
     """Needs at least two chains per task."""
+    needs_components: ClassVar[bool] = False
+    """Compares the values of an agent's several rewards, not their sum."""
     takes_branches: ClassVar[bool] = False
     """Whether it takes chains that share a prefix (`Trajectory.branch_of`), and weighs them so that it counts once."""
 
@@ -257,8 +259,9 @@ class Algorithm:
 
         Raises ConfigError for an algorithm that needs more than rewards.
         """
-        if self.needs_values or self.needs_greedy:
-            more = "a critic's values" if self.needs_values else "the reward of a greedy chain"
+        if self.needs_values or self.needs_greedy or self.needs_components:
+            more = "the values of several rewards" if self.needs_components else "the reward of a greedy chain"
+            more = "a critic's values" if self.needs_values else more
             raise ConfigError(f"{type(self).__name__} needs {more} beside rewards; call compute_advantages with groups")
         token = SegmentArrays.from_tokens([0], prompt=0)
         chain = Trajectory(Task.of("-"), segments=(), turns=(), prediction="", stop=StopReason.ANSWER)

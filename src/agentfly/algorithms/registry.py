@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from agentfly.algorithms.base import Algorithm
+from agentfly.algorithms.gdpo import GDPO
 from agentfly.algorithms.gigpo import GiGPO
 from agentfly.algorithms.grpo import GRPO, RLOO, DrGRPO
 from agentfly.algorithms.ppo import PPO
@@ -23,6 +24,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "reinforce_pp_baseline": ReinforcePPBaseline,
     "remax": ReMax,
     "gigpo": GiGPO,
+    "gdpo": GDPO,
 }
 """The algorithms that `algorithm=` accepts by name."""
 

@@ -8,8 +8,14 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from agentfly.algorithms.base import Algorithm, Array, Episode, Group
-from agentfly.algorithms.returns import discounted_sum, group_relative_returns, token_discounts, token_rewards, whiten
+from agentfly.algorithms.base import Algorithm, Episode, Group
+from agentfly.algorithms.returns import (
+    discounted_sum,
+    group_relative_returns,
+    token_discounts,
+    token_rewards,
+    whiten_episodes,
+)
 from agentfly.validation import record
 
 
@@ -23,7 +29,7 @@ class ReinforcePP(Algorithm):
     def compute_advantages(self, groups: Sequence[Group]) -> list[list[Episode]]:
         episodes = [episode for group in groups for episode in group.episodes]
         returns = [discounted_sum(token_rewards(episode), token_discounts(episode, self.gamma)) for episode in episodes]
-        return _whiten_by_group(groups, returns)
+        return whiten_episodes(groups, returns)
 
 
 @dataclass(frozen=True)
@@ -38,10 +44,4 @@ class ReinforcePPBaseline(Algorithm):
             for group in groups
             for episode, row in zip(group.episodes, group_relative_returns(group), strict=True)
         ]
-        return _whiten_by_group(groups, rows)
-
-
-def _whiten_by_group(groups: Sequence[Group], rows: Sequence[Array]) -> list[list[Episode]]:
-    """The episodes with one [sampled] array each, whitened over the batch."""
-    scaled = iter(whiten(rows))
-    return [[episode.with_advantages(next(scaled)) for episode in group.episodes] for group in groups]
+        return whiten_episodes(groups, rows)

@@ -131,3 +131,9 @@ def whiten(rows: Sequence[Array]) -> list[Array]:
         return [np.zeros_like(row) for row in rows]
     scaled = center(values) / np.sqrt(values.var(ddof=1) + WHITENING_EPSILON)
     return np.split(scaled, np.cumsum([len(row) for row in rows])[:-1])
+
+
+def whiten_episodes(groups: Sequence[Group], rows: Sequence[Array]) -> list[list[Episode]]:
+    """The episodes of the groups with one [sampled] array of advantages each, whitened over the batch."""
+    scaled = iter(whiten(rows))
+    return [[episode.with_advantages(next(scaled)) for episode in group.episodes] for group in groups]

@@ -277,7 +277,8 @@ def _check_components(history: Sequence[Metrics], limits: AlarmThresholds) -> Al
         return None
     first = max(share_of, key=lambda name: share_of[name])
     message = (
-        f"{first!r} explains {share_of[first]:.0%} of the reward's variance; the other components have almost no effect"
+        f"{first!r} explains {share_of[first]:.0%} of the reward's variance; the other components have "
+        "almost no effect (algorithm=gdpo normalizes each of several rewards on its own)"
     )
     severity = (1 - limits.dominance) / max(1 - share_of[first], 1e-12)  # the limit is near 1: the distance to 1 counts
     finding = AlarmReading(severity, message, _component_rank(first))

@@ -162,7 +162,8 @@ class TrainConfig:
             return "skip"
         # Groups without an advantage still teach by a teacher, or by their observations.
         has_other_signal = self.teacher.model is not None or self.loss.observation_coef > 0
-        return self.zero_variance or ("skip" if self.algorithm.needs_groups and not has_other_signal else "keep")
+        compares_sums = self.algorithm.needs_groups and not self.algorithm.needs_components
+        return self.zero_variance or ("skip" if compares_sums and not has_other_signal else "keep")
 
     @property
     def longest_chain(self) -> int | None:
@@ -272,6 +273,17 @@ class TrainConfig:
             ]
             if conflicts := [name for is_set, name in unsupported if is_set]:
                 raise ConfigError(f"run_options.branching does not work with {conflicts[0]}")
+        if self.algorithm.needs_components:
+            sums = [
+                (self.zero_variance not in (None, "keep"), f"zero_variance={self.zero_variance!r}"),
+                (self.kl.placement == "reward", "kl.placement='reward'"),
+                (self.segment_reward != "broadcast", f"segment_reward={self.segment_reward!r}"),
+            ]
+            if conflicts := [name for is_set, name in sums if is_set]:
+                raise ConfigError(
+                    f"{conflicts[0]} is about the sum of rewards in each turn, and {self.algorithm} compares the "
+                    "values of a chain's several rewards"
+                )
         if self.sampling.seed is not None:
             raise ConfigError("sampling.seed and seed are two names for one thing; write seed=…")
         if self.sampling.temperature <= 0:

@@ -55,6 +55,11 @@ class TrainPlan:
         if agent.scorer is None:
             raise ConfigError("this agent has no reward, so there is nothing to learn from; give it reward=…")
         config = self.config
+        if config.algorithm.needs_components and len(agent.scorer.rewards) < 2:
+            raise ConfigError(
+                f"{config.algorithm} normalizes each of several rewards, and this agent has one: give a list, such as "
+                "reward=[(correct, 1.0), (short, 0.1)], or train with algorithm=grpo"
+            )
         rewrites_history = (
             (agent.template is not None and agent.template.history is not History.APPEND)
             or "folding" in config.run_options
