@@ -436,6 +436,7 @@ def test_every_stop_reason_has_a_failure_kind_or_none() -> None:
         StopReason.TOOL_TIMEOUT,
         StopReason.MAX_TURNS,
         StopReason.NO_CALL,
+        StopReason.REPEATED_CALL,
     }
     assert {stop for stop in StopReason if stop.failure is None} == fine
     assert StopReason.CONTEXT_LIMIT.failure is FailureKind.TRUNCATION

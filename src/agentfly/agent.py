@@ -113,6 +113,7 @@ class BaseAgent:
         on_no_call: RecoveryRuleLike | None = None,
         on_invalid_call: RecoveryRuleLike = "continue",
         on_tool_error: RecoveryRuleLike = "continue",
+        on_repeated_call: RecoveryRuleLike | None = None,
         manager: ResourceManager | None = None,
     ) -> None:
         """Validate all settings before anything is sampled.
@@ -137,6 +138,7 @@ class BaseAgent:
             RecoveryRule.of(self.default_on_no_call if on_no_call is None else on_no_call),
             RecoveryRule.of(on_invalid_call),
             RecoveryRule.of(on_tool_error),
+            None if on_repeated_call is None else RecoveryRule.of(on_repeated_call),
         )
         self._samples_batch = takes_batch(self.generate_async, GENERATE_ARGUMENTS)
         self._parses_batch = takes_batch(self.parse, PARSE_ARGUMENTS)
@@ -415,9 +417,9 @@ class BaseAgent:
         if not self.native_tools:
             template.extend([Message("user", "u")])
             return template
-        nudges = {rule.nudge for rule in (self.control.on_invalid_call, self.control.on_tool_error)}
+        rules = (self.control.on_invalid_call, self.control.on_tool_error, self.control.on_repeated_call)
         for tool in self.toolbox:
             result = Message("tool", "x", name=tool.name, tool_call_id="call00001")
-            for nudge in {None, *nudges}:
+            for nudge in {None, *[rule.nudge for rule in rules if rule is not None]}:
                 template.extend(append_user_text([result], [] if nudge is None else [nudge]))
         return template

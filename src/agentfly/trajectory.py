@@ -53,6 +53,8 @@ class StopReason(enum.Enum):
     """More replies without a tool call than the limit allows."""
     INVALID_CALL = "invalid_call"
     """More replies with invalid calls than the limit allows."""
+    REPEATED_CALL = "repeated_call"
+    """More replies that only repeat earlier calls than the limit allows. Not a failure: the chain is scored."""
     TOOL_FAULT = "tool_fault"
     TOOL_TIMEOUT = "tool_timeout"
     """A call exceeded its tool's time limit and its environment is still busy, or more calls did than the limit
@@ -149,6 +151,10 @@ class CallRecord:
     """Failed attempts before this one."""
     blocked: float = 0.0
     """Seconds in which the tool blocked the event loop, and with it all other chains."""
+    action: str = ""
+    """A digest of name and arguments, which is the same for equal calls."""
+    repeated: bool = False
+    """Whether the same call got the same observation before in the chain."""
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object that `from_json` reads. It is stored for every call, so what is empty or zero is left out."""
@@ -156,6 +162,8 @@ class CallRecord:
             "info": require_json(self.info, f"info of tool {self.name!r}"),
             "retries": self.retries,
             "blocked": self.blocked,
+            "action": self.action,
+            "repeated": self.repeated,
         }
         out = {"name": self.name, "status": self.status.value, "seconds": self.seconds}
         return {**out, **{name: value for name, value in details.items() if value}}

@@ -6,7 +6,7 @@ import pytest
 
 from agentfly.agents import HFAgent
 from agentfly.errors import ConfigError, RewardFault
-from agentfly.rewards import answer_format, format, format_reward, length_reward, think_format
+from agentfly.rewards import answer_format, format, format_reward, length_reward, overlong_penalty, think_format
 from agentfly.rewards.format import has_thinking
 from agentfly.scoring import Reward
 from agentfly.trajectory import Trajectory
@@ -97,3 +97,15 @@ def test_length_reward_decreases_linearly() -> None:
     for options in ({"max_tokens": 10, "free": 10}, {"max_tokens": 10, "free": -1}, {"max_tokens": 0}):
         with pytest.raises(ConfigError, match="must be from 0 to below max_tokens"):
             length_reward(**options)
+
+
+def test_overlong_penalty_grows_within_the_buffer() -> None:
+    penalty = overlong_penalty(100, buffer=80)
+    chains = {length: run_script(penalty, "x" * length) for length in (5, 60, 200)}
+    tokens = {length: chain.sampled_tokens for length, chain in chains.items()}
+    assert chains[5].reward == 0.0
+    assert chains[60].reward == pytest.approx(-(tokens[60] - 20) / 80)
+    assert chains[200].reward == -1.0
+    for buffer in (0, 101):
+        with pytest.raises(ConfigError, match="must be from 1 to max_tokens=100"):
+            overlong_penalty(100, buffer=buffer)

@@ -337,6 +337,45 @@ async def test_failed_turns_of_different_kinds_are_counted_separately() -> None:
     assert (trajectory.stop, len(trajectory.turns)) == (StopReason.NO_CALL, 5)
 
 
+class Corridor(Environment):
+    """A corridor of three positions, with a wall behind the last one."""
+
+    position = 0
+
+    @tool
+    async def forward(self, steps: int = 1) -> str:
+        """Go forward."""
+        self.position = min(self.position + steps, 2)
+        return f"You are at {self.position}."
+
+
+async def test_repeated_call_is_one_with_equal_arguments_and_an_equal_observation() -> None:
+    step, long_step = call("forward"), call("forward", steps=2)
+    trajectory = await run([step, step, step, long_step, step + step, "done"], tools=[Corridor])
+    assert [record.repeated for record in trajectory.calls] == [False, False, True, False, True, True]
+    actions = [record.action for record in trajectory.calls]
+    assert actions[0] == actions[1] == actions[2] != actions[3]
+    assert Trajectory.from_json(trajectory.to_json()) == trajectory
+
+
+async def test_turn_of_repeated_calls_only_is_without_progress() -> None:
+    again, other, end = call("add", a=1, b=2), call("add", a=2, b=2), call("finish", answer="done")
+    unlimited = await run([again] * 8 + [end])
+    assert unlimited.stop is StopReason.TOOL_END  # by default a repeated call is like any other
+    at_once = await run([again] * 8, on_repeated_call="end")
+    assert (at_once.stop, at_once.stop.failure, len(at_once.turns)) == (StopReason.REPEATED_CALL, None, 2)
+    assert at_once.treatment is TrainingTreatment.TRAIN
+    limited = await run([again] * 8, on_repeated_call=RecoveryRule(limit=2))
+    assert (limited.stop, len(limited.turns)) == (StopReason.REPEATED_CALL, 4)
+    partly = await run([again, again + other, again, end], on_repeated_call=RecoveryRule(limit=1))
+    assert partly.stop is StopReason.TOOL_END
+    nudged = await run([again, again, end], on_repeated_call=RecoveryRule(nudge="You know this already.", limit=2))
+    assert nudged.stop is StopReason.TOOL_END
+    assert [text.text for text in nudged.messages if "You know this already." in text.text] == [
+        "You know this already."
+    ]
+
+
 async def test_unknown_tool_is_answered_with_known_tools_and_counted() -> None:
     agent = byte_agent([call("sub", a=1) + "\n" + call("add", a=1, b=1), "2"], tools=[add])
     result = await agent.run("Go.")

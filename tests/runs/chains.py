@@ -47,8 +47,8 @@ def chain(
     )
 
 
-def call(name: str = "add", status: CallStatus = CallStatus.OK) -> CallRecord:
-    return CallRecord(name, status)
+def call(name: str = "add", status: CallStatus = CallStatus.OK, **fields: Any) -> CallRecord:
+    return CallRecord(name, status, **fields)
 
 
 def step(number: int, reward: float = 0.5, **fields: Any) -> StepRecord:

@@ -20,6 +20,7 @@ HEALTHY = {
     "chain/turns": 3.0,
     "calls/error_rate": 0.02,
     "calls/invalid_rate": 0.1,
+    "calls/repeated_rate": 0.1,
     "update/out_of_memory": 0.0,
 }
 DRIFTS: dict[str, tuple[dict[str, float], dict[str, float]]] = {
@@ -30,6 +31,7 @@ DRIFTS: dict[str, tuple[dict[str, float], dict[str, float]]] = {
     "length_drift": ({"chain/sampled_tokens": 400.0}, {"chain/sampled_tokens": 200.0}),
     "turn_drift": ({"chain/turns": 1.0}, {"chain/turns": 1.5}),
     "tool_errors": ({"calls/error_rate": 0.6}, {"calls/error_rate": 0.2}),
+    "repeated_calls": ({"calls/repeated_rate": 0.6}, {"calls/repeated_rate": 0.4}),
     "kl_blow_up": ({"policy/kl": 0.7}, {"policy/kl": 0.3}),
     "not_finite": ({"policy/grad_norm": math.nan}, {"policy/grad_norm": 1e30}),
     "out_of_memory": ({"update/out_of_memory": 1.0}, {"update/micro_batch_tokens": 1.0}),

@@ -36,6 +36,15 @@ def test_calls_are_counted_by_tool_and_status_without_metrics_for_unknown_tools(
     }
 
 
+def test_repeated_calls_and_distinct_sequences_of_actions() -> None:
+    left, right, again = call(action="left"), call(action="right"), call(action="left", repeated=True)
+    chains = [chain("0/0", calls=[left]), chain("0/1", calls=[left, again]), chain("0/2", calls=[left, again])]
+    got = chain_metrics([*chains, chain("1/0", calls=[left]), chain("1/1", calls=[right]), chain("2/0", calls=[left])])
+    assert got["calls/repeated_rate"] == 2 / 8
+    assert got["group/distinct_actions"] == pytest.approx((2 / 3 + 1) / 2)
+    assert "group/distinct_actions" not in chain_metrics([chain("0/0"), chain("0/1")])
+
+
 def test_ends_failures_and_treatments_are_counted() -> None:
     failure = Failure(FailureKind.ENVIRONMENT, "it died", 0)
     cut = chain(

@@ -11,11 +11,11 @@ from typing import Any
 from agentfly import plugins
 from agentfly.rewards.answers import qa_em, qa_em_format, qa_em_tool, qa_f1, qa_f1_format, qa_f1_tool
 from agentfly.rewards.composition import gate, product
-from agentfly.rewards.format import answer_format, format_reward, length_reward, think_format
+from agentfly.rewards.format import answer_format, format_reward, length_reward, overlong_penalty, think_format
 
 __all__ = [
-    "answer_format", "format_reward", "gate", "length_reward", "product", "qa_em", "qa_em_format", "qa_em_tool",
-    "qa_f1", "qa_f1_format", "qa_f1_tool", "think_format",
+    "answer_format", "format_reward", "gate", "length_reward", "overlong_penalty", "product", "qa_em",
+    "qa_em_format", "qa_em_tool", "qa_f1", "qa_f1_format", "qa_f1_tool", "think_format",
 ]  # fmt: skip
 
 

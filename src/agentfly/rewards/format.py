@@ -86,3 +86,19 @@ def length_reward(max_tokens: int, *, free: int | None = None, name: str = "leng
         return {"reward": score, "tokens": float(tokens)}
 
     return length
+
+
+def overlong_penalty(max_tokens: int, *, buffer: int, name: str = "overlong_penalty") -> Reward:
+    """The soft over-long punishment of DAPO: 0, which falls linearly to −1 over the last `buffer` of `max_tokens`.
+
+    Give `max_tokens` the limit that cuts a chain off. Its weight is 1 in DAPO.
+    """
+    if not 0 < buffer <= max_tokens:
+        raise ConfigError(f"buffer={buffer} must be from 1 to max_tokens={max_tokens}: the penalty grows within it")
+
+    @reward(name=name)
+    def penalty(trajectory: Trajectory) -> dict[str, float]:
+        tokens = trajectory.sampled_tokens
+        return {"reward": -min(max((tokens - max_tokens + buffer) / buffer, 0.0), 1.0), "tokens": float(tokens)}
+
+    return penalty

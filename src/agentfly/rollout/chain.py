@@ -6,6 +6,7 @@ Whatever is raised during the loop becomes a typed stop reason; then the chain i
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -49,6 +50,7 @@ from agentfly.types import Completion, FinishReason, Message, Reply, Sampling, T
 
 _UNSCORED = {FailureKind.ENVIRONMENT, FailureKind.BACKEND, FailureKind.AGENT, FailureKind.CANCELLED}
 """Failures after which the model's behavior cannot be scored."""
+_RUN = {CallStatus.OK, CallStatus.ERROR, CallStatus.TIMEOUT}
 
 
 @dataclass(slots=True)
@@ -63,6 +65,8 @@ class ChainState:
     """Messages of the prompt before the first reply."""
     prediction: str = ""
     num_calls: int = 0
+    outcomes: set[int] = field(default_factory=set)
+    """Hashes of the calls that were run, each with its observation."""
     num_sampled: int = 0
     summarizing: bool = False
     """Whether the next reply is a summary of the history."""
@@ -75,6 +79,7 @@ class ChainState:
             stop_policy=copy(self.stop_policy),
             turns=list(self.turns),
             failures=list(self.failures),
+            outcomes=set(self.outcomes),
         )
 
 
@@ -354,8 +359,19 @@ class Chain:
             result = (await runner.run(calls[:1], limit))[0]
             count = f"more than {limit}" if len(calls) > limit else len(calls)
             note = f"(Only the first of your {count} calls was run: make one call a turn.)"
-            return [replace(result, observation=join_content([result.observation, note]))]
-        return await runner.run(calls, limit)
+            results = [replace(result, observation=join_content([result.observation, note]))]
+        else:
+            results = await runner.run(calls, limit)
+        return [self._compare_call(call, result) for call, result in zip(calls, results, strict=False)]
+
+    def _compare_call(self, call: ToolCall, result: ToolResult) -> ToolResult:
+        """The result with what identifies its call, and whether the call got the same observation before."""
+        arguments = repr(call.arguments)
+        action = hashlib.blake2b(f"{result.name} {arguments}".encode(errors="replace"), digest_size=6).hexdigest()
+        outcome = hash((action, result.observation))
+        repeated = result.status in _RUN and outcome in self.state.outcomes
+        self.state.outcomes.add(outcome)
+        return replace(result, action=action, repeated=repeated)
 
     def _context(self) -> Context:
         return Context(self.task, self.group, self.chain, len(self.state.turns))

@@ -63,6 +63,8 @@ class LoopControl:
     """A call that cannot be run: unreadable, unknown tool, invalid arguments."""
     on_tool_error: RecoveryRule
     """A tool whose own code raised or timed out."""
+    on_repeated_call: RecoveryRule | None = None
+    """Calls that all got the same observation before. None: they are like other calls."""
 
 
 StopDecision = tuple[StopReason | None, Sequence[str]]
@@ -95,6 +97,8 @@ class StopPolicy:
         if CallStatus.TIMEOUT in statuses:
             return self._count_failure(self._control.on_tool_error, StopReason.TOOL_TIMEOUT)
         if results and not reply.problems and all(status in _SUCCESSFUL for status in statuses):
+            if self._control.on_repeated_call is not None and all(result.repeated for result in results):
+                return self._count_failure(self._control.on_repeated_call, StopReason.REPEATED_CALL)
             if self._failed_turns:
                 self._failed_turns.clear()
             return None, ()

@@ -48,6 +48,8 @@ class AlarmThresholds:
     """Fraction of calls that may fail because of errors in the tools."""
     failing_calls: float = 0.99
     """Fraction of a step's calls that may fail, whatever the cause; checked from the first step on."""
+    repeated_calls: float = 0.5
+    """Fraction of a step's calls that may repeat a call of their chain which got the same observation."""
     surge: float = 0.25
     """Amount by which the fraction of failed calls, whatever the cause, may exceed the baseline."""
     kl: float = 0.5
@@ -220,6 +222,19 @@ def _check_failing_calls(history: Sequence[Metrics], limits: AlarmThresholds) ->
     return AlarmReading(failed / limits.failing_calls, message, _failed_calls)
 
 
+def _check_repeated_calls(history: Sequence[Metrics], limits: AlarmThresholds) -> AlarmReading | None:
+    repeated = _recent(history, "calls/repeated_rate", limits)
+    if repeated is None:
+        return None
+    message = (
+        f"{repeated:.0%} of tool calls repeat a call of their chain that got the same observation; the agent goes in "
+        "circles, and on_repeated_call=RecoveryRule(nudge=…) or 'end' stops it"
+    )
+    return AlarmReading(
+        repeated / limits.repeated_calls, message, lambda t: float(sum(call.repeated for call in t.calls)) or math.nan
+    )
+
+
 def _check_tool_errors(history: Sequence[Metrics], limits: AlarmThresholds) -> AlarmReading | None:
     errors = _recent(history, "calls/error_rate", limits)
     if errors is None:
@@ -313,6 +328,7 @@ _CHECKS: dict[str, Callable[[Sequence[Metrics], AlarmThresholds], AlarmReading |
     "turn_drift": _make_drift_check("chain/turns", "turns", lambda t: float(len(t.turns))),
     "failing_calls": _check_failing_calls,
     "tool_errors": _check_tool_errors,
+    "repeated_calls": _check_repeated_calls,
     "kl_blow_up": _check_kl,
     "reward_dominance": _check_components,
     "not_finite": _check_finite,

@@ -53,6 +53,7 @@ def chain_metrics(trajectories: Sequence[Trajectory], version: int | None = None
     out["calls/chain"] = len(calls) / count
     for kind in (CallStatus.ERROR, CallStatus.TIMEOUT, CallStatus.INVALID, CallStatus.UNKNOWN):
         out[f"calls/{kind.value}_rate"] = status[kind] / max(len(calls), 1)
+    out["calls/repeated_rate"] = sum(call.repeated for call in calls) / max(len(calls), 1)
     tool_calls = Counter(
         call.name for call in calls if call.status in (CallStatus.OK, CallStatus.ERROR, CallStatus.TIMEOUT)
     )
@@ -69,6 +70,10 @@ def chain_metrics(trajectories: Sequence[Trajectory], version: int | None = None
     uniform = [is_uniform(group) for group in groups(trajectories) if sum(map(_counts_in_group, group)) > 1]
     if uniform:
         out["group/zero_variance"] = _mean(uniform)
+    sequences = [[tuple(call.action for call in t.calls) for t in group] for group in groups(trajectories)]
+    distinct = [len(set(group)) / len(group) for group in sequences if len(group) > 1 and any(group)]
+    if distinct:
+        out["group/distinct_actions"] = _mean(distinct)
 
     # The mean of every number that the reward reported in addition to its total, and its share of the variance.
     reported: dict[str, list[float]] = {}

@@ -73,10 +73,16 @@ class ToolResult:
     """Failed attempts before this result."""
     blocked: float = 0.0
     """Seconds in which the tool blocked the event loop."""
+    action: str = ""
+    """A digest of name and arguments."""
+    repeated: bool = False
+    """Whether the same call got the same observation before in the chain."""
 
     @property
     def record(self) -> CallRecord:
-        return CallRecord(self.name, self.status, self.seconds, self.info, self.retries, self.blocked)
+        return CallRecord(
+            self.name, self.status, self.seconds, self.info, self.retries, self.blocked, self.action, self.repeated
+        )
 
 
 class Tool(plugins.NamedFunction):

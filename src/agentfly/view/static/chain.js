@@ -130,8 +130,8 @@ function callTable(chain) {
   const calls = chain.turn_records.flatMap((record, turn) => record.calls.map((call) => ({ turn, ...call })));
   if (!calls.length) return "";
   const columns = ["turn", "tool", "outcome", "time", "retries", "info"].map((name) => el("th", name));
-  const rows = calls.map(({ turn, name, status, seconds: time, info, retries }) => {
-    const outcome = el(status === "ok" ? "td" : "td.bad", status);
+  const rows = calls.map(({ turn, name, status, seconds: time, info, retries, repeated }) => {
+    const outcome = el(status === "ok" ? "td" : "td.bad", status, repeated ? ", repeated" : "");
     const details = el("td.wrap", info ? JSON.stringify(info) : "");
     const times = [el("td", seconds(time)), el("td", retries || "")];
     return el("tr", el("td", turn + 1), el("td", name), outcome, times, details);

@@ -54,8 +54,8 @@ function markWords(text, marked) {
 }
 
 function callElement({ name, arguments: written, problem, raw }, record, marked) {
-  const { status, seconds: time, retries } = record ?? {};
-  const after = retries ? `, after ${plural(retries, "failed attempt")}` : "";
+  const { status, seconds: time, retries, repeated } = record ?? {};
+  const after = (retries ? `, after ${plural(retries, "failed attempt")}` : "") + (repeated ? ", repeated" : "");
   const outcome = record
     ? el(status === "ok" ? "span.faint" : "span.bad", ` ${status}`, time ? `, ${seconds(time)}` : "", after)
     : "";
