@@ -16,13 +16,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = (
     *("orchestration", "memory", "growth", "schedule", "leases", "sandbox", "engine", "engine_gpu", "update"),
-    *("update_gpu", "largest_model"),
+    *("update_gpu", "largest_model", "long_chains"),
     *("alfworld", "scienceworld", "search", "sql", "webshop", "environments", "view", "gateway"),
 )
 
 
 TOKENIZER = "qwen2_5"
-NEED_TOKENIZER = ("orchestration", "memory", "schedule")
+NEED_TOKENIZER = ("orchestration", "memory", "schedule", "long_chains")
 
 
 def fetch_tokenizer() -> str:

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,25 @@ def test_chains_are_kept_with_the_advantage_of_each_token(tmp_path: Path) -> Non
     (held_out,) = run.trajectories(7, held_out=True)
     assert (held_out.trajectory, held_out.advantages) == (second, ())
     assert run.trajectories(8) == []
+
+
+def test_step_of_long_chains_is_written_and_read_line_by_line(tmp_path: Path) -> None:
+    count, tokens = 96, 8_000
+    with create(tmp_path) as run:
+        run.write_trajectories(1, [chain()])  # what it imports on first use is not counted
+        tracemalloc.start()
+        try:
+            assert run.write_trajectories(1, (chain(f"0/{number}", tokens=tokens) for number in range(count))) == []
+            written_peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.reset_peak()
+            stored = run.trajectories(1)
+            kept, read_peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        text_size = len(gzip.decompress(run.trajectory_file(1).read_bytes()))
+    assert [entry.trajectory.id for entry in stored] == [f"0/{number}" for number in range(count)]
+    assert written_peak < text_size / 2  # never the text of all chains
+    assert read_peak - kept < text_size / 2
 
 
 def test_open_reader_keeps_the_old_trajectories_while_they_are_rewritten(tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ from agentfly.runs.files import (
     append_lines,
     encode_line,
     explain_write_error,
+    open_atomic,
     read_lines,
     replace_non_finite,
     unlock_file,
@@ -157,15 +158,15 @@ class RunDirectory:
         if not path.is_file():
             return []
         try:
-            lines = gzip.decompress(path.read_bytes()).splitlines()
             stored = []
-            for line in lines:
-                value = json.loads(line)
-                advantages = tuple(np.array(segment, np.float32) for segment in value["advantages"])
-                chain = value["trajectory"]
-                if _IMAGE_REFERENCE.encode() in line:
-                    chain = _map_text(chain, self.load_image)
-                stored.append(StoredTrajectory(Trajectory.from_json(chain), advantages, value["trained"]))
+            with gzip.open(path) as lines:  # line by line: the JSON of a step with long chains takes gigabytes
+                for line in lines:
+                    value = json.loads(line)
+                    advantages = tuple(np.array(segment, np.float32) for segment in value["advantages"])
+                    chain = value["trajectory"]
+                    if _IMAGE_REFERENCE.encode() in line:
+                        chain = _map_text(chain, self.load_image)
+                    stored.append(StoredTrajectory(Trajectory.from_json(chain), advantages, value["trained"]))
             return stored
         except (OSError, EOFError, ValueError, KeyError) as error:
             raise DataError(f"{path} cannot be read: {error}") from error
@@ -329,28 +330,32 @@ class RunWriter(RunDirectory):
         Returns one message for each chain that JSON cannot hold.
         """
         self._require_open()
-        lines: list[bytes] = []
         problems: list[str] = []
-        for trajectory in trajectories:
-            # Six decimals halve the file size.
-            segments = (advantages or {}).get(trajectory.id, ())
-            trained = bool(segments)
-            if advantages is not None and not trained and trajectory.treatment is TrainingTreatment.TRAIN:
-                segments = [np.zeros(len(segment), np.float32) for segment in trajectory.segments]
-            rounded = [np.round(np.asarray(segment, np.float64), 6).tolist() for segment in segments]
-            if not all(np.isfinite(segment).all() for segment in segments):
-                rounded = replace_non_finite(rounded)
-            try:
-                chain = trajectory.to_json()
-                messages = (message for segment in trajectory.segments for message in segment.messages)
-                if any(message.images for message in (*trajectory.task.messages, *messages)):
-                    chain = _map_text(chain, self._store_image)
-                summary = ChainSummary.of(trajectory).to_json()
-                line = {"summary": summary, "trajectory": chain, "advantages": rounded, "trained": trained}
-                lines.append(encode_line(line))
-            except (RecordError, ValueError, RecursionError) as error:
-                problems.append(f"chain {trajectory.id} is not stored: {error}")
-        write_atomic(self.trajectory_file(step, held_out=held_out), gzip.compress(b"".join(lines), 1, mtime=0))
+        with (
+            open_atomic(self.trajectory_file(step, held_out=held_out)) as file,
+            gzip.GzipFile(filename="", mode="wb", compresslevel=1, fileobj=file, mtime=0) as compressed,
+        ):
+            for trajectory in trajectories:
+                # Six decimals halve the file size.
+                segments = (advantages or {}).get(trajectory.id, ())
+                trained = bool(segments)
+                if advantages is not None and not trained and trajectory.treatment is TrainingTreatment.TRAIN:
+                    segments = [np.zeros(len(segment), np.float32) for segment in trajectory.segments]
+                rounded = [np.round(np.asarray(segment, np.float64), 6).tolist() for segment in segments]
+                if not all(np.isfinite(segment).all() for segment in segments):
+                    rounded = replace_non_finite(rounded)
+                try:
+                    chain = trajectory.to_json()
+                    messages = (message for segment in trajectory.segments for message in segment.messages)
+                    if any(message.images for message in (*trajectory.task.messages, *messages)):
+                        chain = _map_text(chain, self._store_image)
+                    summary = ChainSummary.of(trajectory).to_json()
+                    values = {"summary": summary, "trajectory": chain, "advantages": rounded, "trained": trained}
+                    line = encode_line(values)
+                except (RecordError, ValueError, RecursionError) as error:
+                    problems.append(f"chain {trajectory.id} is not stored: {error}")
+                else:
+                    compressed.write(line)  # not collected: the lines of a step with long chains take gigabytes
         return problems
 
     def write_learner_logprobs(self, step: int, logprobs: Mapping[str, Floats]) -> None:

@@ -81,11 +81,18 @@ def append_lines(path: Path, values: Sequence[Mapping[str, Any]]) -> None:
 
 def write_atomic(path: Path, data: bytes) -> None:
     """Replace a file atomically: readers see the old or the new content, also after a crash."""
+    with open_atomic(path) as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def open_atomic(path: Path) -> Iterator[BinaryIO]:
+    """Open a file whose content replaces `path` atomically when the block ends without an error."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     with explain_write_error(path):
         try:
             with temporary.open("wb") as file:
-                file.write(data)
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)

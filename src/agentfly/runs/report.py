@@ -109,6 +109,7 @@ def write_report(directory: RunDirectory, decode: Decode | None = None) -> None:
         (step, chain.trajectory.id): chain.trajectory
         for step in {step for step, _ in keys}
         for chain in directory.trajectories(step)
+        if (step, chain.trajectory.id) in named
     }
     budget = _ImageBudget()
     pairs = list(_pairs(directory, [r.step for r in records if r.eval is not None], decode, budget))
