@@ -42,7 +42,7 @@ from agentfly.environments.sql.environment import extract_query
 from agentfly.errors import ConfigError
 from agentfly.scoring import OFFERED, Reward
 from agentfly.segment import Author, Segment
-from agentfly.templates.parsers import PARSERS as TURN_PARSERS
+from agentfly.templates.parsers.registry import PARSERS as TURN_PARSERS
 from agentfly.tooling import tool
 from agentfly.trajectory import StopReason, Trajectory, TurnRecord
 from agentfly.types import Completion, FinishReason, Message, Task

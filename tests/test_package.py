@@ -107,7 +107,7 @@ def test_version_has_one_source() -> None:
 
 
 def test_unrelated_distribution_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    from agentfly.extras import find_package_conflict
+    from agentfly.plugins import find_package_conflict
 
     monkeypatch.setattr(importlib.metadata, "version", lambda name: {"agentfly": "0.7.2"}[name])
     assert "`agentfly` 0.7.2 is installed" in find_package_conflict()

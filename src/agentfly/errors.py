@@ -19,9 +19,13 @@ Mistakes of the model (an unknown tool, bad JSON, a wrong argument) are answered
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
+
+DISTRIBUTION = "agentfly-rl"
+"""The name on PyPI."""
 
 
 class AgentFlyError(Exception):
@@ -95,3 +99,24 @@ _CONTROL = {code: "\ufffd" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr
 def sanitize(text: str) -> str:
     """Replace control characters other than newline and tab: model output must not control the terminal."""
     return text.translate(_CONTROL)
+
+
+def install_command(extra: str) -> str:
+    """The command that installs an extra, as error messages show it."""
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
+
+
+@contextmanager
+def require_extra(feature: str, extra: str, alternative: str = "") -> Iterator[None]:
+    """Wrap imports of an optional dependency: a missing module becomes a ConfigError that says what to install.
+
+    feature: what needs the extra. alternative: how to do without it, if there is a way.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "a package").partition(".")[0]
+        advice = f", or {alternative}" if alternative else ""
+        raise ConfigError(
+            f"{feature} needs {package}, which is not installed: {install_command(extra)}{advice}"
+        ) from error

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from agentfly.errors import AgentFlyError, ConfigError, describe
+from agentfly.errors import DISTRIBUTION, AgentFlyError, ConfigError, describe
 
 ENVIRONMENTS = "agentfly.environments"
 REWARDS = "agentfly.rewards"
@@ -140,6 +140,24 @@ def load_attribute(group: str, module: str, name: str) -> Any:
         hint = f". Did you mean {' or '.join(close)}?" if close and not name.startswith("_") else ""
         raise AttributeError(f"module {module!r} has no attribute {name!r}{hint}")
     return plugin.load()
+
+
+def find_package_conflict() -> str:
+    """Describe a conflict with the unrelated distribution `agentfly`; empty if it is not installed.
+
+    Both distributions install a package named `agentfly`, so whichever was installed last has overwritten files of the
+    other.
+    """
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        other = version("agentfly")
+    except PackageNotFoundError:
+        return ""
+    return (
+        f"The distribution `agentfly` {other} is installed. It is unrelated to this one and overwrites its files: "
+        f"pip uninstall -y agentfly {DISTRIBUTION} && pip install {DISTRIBUTION}"
+    )
 
 
 class NamedFunction:

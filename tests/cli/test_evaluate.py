@@ -212,7 +212,6 @@ MISSING = """
 import asyncio
 from agentfly import Environment, reward
 from agentfly.agents import HFAgent
-from agentfly.extras import require_extra
 
 class Judge(Environment):
     async def start(self):

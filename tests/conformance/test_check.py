@@ -14,8 +14,7 @@ import pytest
 from agentfly.conformance import PROPERTIES, PropertyStatus, check, check_environment, class_properties, clock
 from agentfly.conformance.subject import ConformanceReport
 from agentfly.environment import Environment
-from agentfly.errors import ConfigError
-from agentfly.extras import require_extra
+from agentfly.errors import ConfigError, require_extra
 from agentfly.types import Task
 from tests.conformance import environments
 

@@ -8,7 +8,7 @@ from agentfly import tool
 from agentfly.agents import HFAgent
 from agentfly.errors import ConfigError
 from agentfly.rollout.limits import ChainLimits
-from agentfly.templates.parsers import PARSERS
+from agentfly.templates.parsers.registry import PARSERS
 from agentfly.trajectory import CallStatus, FailureKind, StopReason
 from agentfly.types import MAX_CALLS, Completion, FinishReason, Message, ToolCall
 from tests.fakes import Server, byte_agent, call, complete_with

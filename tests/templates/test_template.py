@@ -15,7 +15,7 @@ from agentfly.backends.scripted import ScriptedBackend
 from agentfly.errors import ConfigError, TemplateError
 from agentfly.templates import load_template
 from agentfly.templates.chat_format import FORMATS
-from agentfly.templates.parsers import PARSERS
+from agentfly.templates.parsers.registry import PARSERS
 from agentfly.templates.template import Template, delta_kind
 from agentfly.templates.tokenizer import ByteTokenizer
 from agentfly.types import Image, Message

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from agentfly.errors import ConfigError
-from agentfly.templates.parsers import PARSERS
 from agentfly.templates.parsers.pythonic import parse_python_calls
+from agentfly.templates.parsers.registry import PARSERS
 from agentfly.tooling import Tool
 from agentfly.types import Message, Reply, ToolCall
 from agentfly.vision.images import COORDINATE_MAX

@@ -7,8 +7,7 @@ import importlib
 from typing import Any
 
 from agentfly.backends.base import Backend
-from agentfly.errors import ConfigError
-from agentfly.extras import install_command
+from agentfly.errors import ConfigError, install_command
 
 BACKENDS = {
     "async_vllm": ("agentfly.backends.vllm", "VLLMBackend"),

@@ -64,7 +64,7 @@ def doctor(
     from rich.table import Column, Table
 
     from agentfly.cli.console import print_text
-    from agentfly.extras import find_package_conflict
+    from agentfly.plugins import find_package_conflict
     from agentfly.sandbox import probe_mechanisms
 
     finding = Column("finding", overflow="fold")

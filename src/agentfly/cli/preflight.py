@@ -23,7 +23,7 @@ from agentfly.cli.recipes import Recipe
 from agentfly.cli.run import require_torch
 from agentfly.cli.train import plan_recipe
 from agentfly.errors import AgentFlyError, describe
-from agentfly.extras import find_package_conflict
+from agentfly.plugins import find_package_conflict
 from agentfly.training.plan import TrainPlan
 
 MAX_TOKENS = 16

@@ -22,8 +22,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, cast
 
-from agentfly.errors import ConfigError, DataError
-from agentfly.extras import install_command
+from agentfly.errors import ConfigError, DataError, install_command
 from agentfly.types import Image
 
 Row = tuple[str, Any]

@@ -6,7 +6,7 @@ import sys
 import threading
 from typing import Any
 
-from agentfly.extras import require_extra
+from agentfly.errors import require_extra
 
 _JAX = ("jax", "jax.lax")
 _IMPORT_LOCK = threading.Lock()

@@ -22,8 +22,7 @@ from pydantic import Field
 
 from agentfly import threads
 from agentfly.environment import Environment
-from agentfly.errors import ConfigError, EnvironmentFault
-from agentfly.extras import require_extra
+from agentfly.errors import ConfigError, EnvironmentFault, require_extra
 from agentfly.sandbox.owner import process_name
 from agentfly.vision.images import COORDINATE_MAX
 

@@ -14,8 +14,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from agentfly.backends.base import Backend, PromptFormat
-from agentfly.errors import BackendFault, ConfigError, describe
-from agentfly.extras import require_extra
+from agentfly.errors import BackendFault, ConfigError, describe, require_extra
 from agentfly.gateway.chat import ApiError
 from agentfly.gateway.http_server import digest_key, equals_key, format_url, open_listener, require_key
 from agentfly.gateway.session import GatewaySession, LoadTemplate, TemplateCache

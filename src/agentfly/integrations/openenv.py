@@ -20,8 +20,7 @@ from agentfly.agents import HFAgent
 from agentfly.backends.base import Backend, PromptFormat, Request
 from agentfly.backends.http_body import BodyError, parse_json
 from agentfly.environment import Environment
-from agentfly.errors import AgentFlyError, DataError, EnvironmentFault, describe
-from agentfly.extras import require_extra
+from agentfly.errors import AgentFlyError, DataError, EnvironmentFault, describe, require_extra
 from agentfly.gateway.http_server import BrowserGuard, equals_key, format_url, open_listener, read_key, require_key
 from agentfly.resources import ResourceManager
 from agentfly.rollout import RunResult

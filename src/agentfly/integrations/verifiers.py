@@ -25,8 +25,7 @@ from typing import Any, ClassVar, cast
 
 from agentfly.backends.openai_api import message_fields
 from agentfly.environment import Environment, Pool
-from agentfly.errors import ConfigError, DataError, describe
-from agentfly.extras import require_extra
+from agentfly.errors import ConfigError, DataError, describe, require_extra
 from agentfly.scoring import Reward
 from agentfly.threads import call
 from agentfly.tooling import Tool, tool

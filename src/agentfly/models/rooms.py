@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agentfly.extras import require_extra
+from agentfly.errors import require_extra
 from agentfly.types import Image
 
 if TYPE_CHECKING:

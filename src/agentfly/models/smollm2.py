@@ -14,8 +14,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, pre_tokenizers
 
-from agentfly.errors import ConfigError
-from agentfly.extras import require_extra
+from agentfly.errors import ConfigError, require_extra
 from agentfly.models.manifest import sha256
 from agentfly.templates.chat_format import FORMATS
 

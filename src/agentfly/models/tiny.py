@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from agentfly.extras import require_extra
+from agentfly.errors import require_extra
 
 SEED = 0
 STEPS = 1000

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from agentfly.extras import require_extra
+from agentfly.errors import require_extra
 from agentfly.models import find_digit, rooms, tiny
 from agentfly.models.tiny import IGNORE_INDEX, Example
 

@@ -19,8 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from html import escape
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from agentfly.errors import ConfigError, describe
-from agentfly.extras import install_command
+from agentfly.errors import ConfigError, describe, install_command
 from agentfly.runs.console import ConsoleLogger
 from agentfly.runs.directory import RunDirectory
 from agentfly.runs.files import write_atomic

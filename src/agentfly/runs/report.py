@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 from markupsafe import escape
 
-from agentfly.errors import ConfigError, sanitize
-from agentfly.extras import require_extra
+from agentfly.errors import ConfigError, require_extra, sanitize
 from agentfly.runs.directory import RunDirectory
 from agentfly.runs.files import write_atomic
 from agentfly.runs.record import ALL_FIGURES, PHASES, StepRecord, format_duration, format_number

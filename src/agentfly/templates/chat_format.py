@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from importlib import resources
 
 from agentfly.errors import ConfigError
-from agentfly.templates.parsers import PARSERS
+from agentfly.templates.parsers.registry import PARSERS
 from agentfly.types import ROLES, Role
 
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
@@ -86,7 +86,7 @@ class ChatFormat:
     image: str = ""
     """The image placeholder. Empty: images are refused."""
     parser: str = "plain"
-    """The name of the tool-call parser, a key of `agentfly.templates.parsers.PARSERS`."""
+    """The name of the tool-call parser, a key of `agentfly.templates.parsers.registry.PARSERS`."""
 
     def __post_init__(self) -> None:
         for field, needed in _REQUIRED.items():

@@ -14,7 +14,7 @@ from typing import Any
 from agentfly.errors import ConfigError, TemplateError
 from agentfly.templates.audit import audit
 from agentfly.templates.chat_format import FAMILIES, UNKNOWN, ChatFormat, Family
-from agentfly.templates.parsers import PARSERS
+from agentfly.templates.parsers.registry import PARSERS
 from agentfly.templates.roundtrip import choose_parser, find_closing_tokens, find_reply_prefix
 from agentfly.templates.template import History, Template
 from agentfly.templates.tokenizer import ChatTokenizer

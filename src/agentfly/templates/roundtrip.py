@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from agentfly.errors import TemplateError
 from agentfly.templates.codec import Codec, match_any
-from agentfly.templates.parsers import PARSERS
 from agentfly.templates.parsers.calls import parse_json
+from agentfly.templates.parsers.registry import PARSERS
 from agentfly.templates.rendering import Renderer, special_tokens
 from agentfly.templates.template import Template, TurnParser
 from agentfly.templates.tokenizer import ChatTokenizer

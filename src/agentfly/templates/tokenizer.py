@@ -17,8 +17,7 @@ from typing import Any, Protocol
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from agentfly.errors import ConfigError
-from agentfly.extras import require_extra
+from agentfly.errors import ConfigError, require_extra
 from agentfly.vision.images import PROCESSOR_FILES
 
 BYTES = "bytes"

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from agentfly.backends.engine.loading import load_model
 from agentfly.backends.engine.vision import takes_images
-from agentfly.errors import ConfigError, DataError
-from agentfly.extras import require_extra
+from agentfly.errors import ConfigError, DataError, require_extra
 from agentfly.models.huggingface import hide_progress_bars
 
 _PREFIX, _BASE_LAYER = "base_model.model.", ".base_layer"

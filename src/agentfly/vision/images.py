@@ -17,8 +17,7 @@ from importlib.util import find_spec
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from agentfly.errors import ConfigError, DataError, describe
-from agentfly.extras import require_extra
+from agentfly.errors import ConfigError, DataError, describe, require_extra
 from agentfly.types import Content, Image
 from agentfly.validation import record
 

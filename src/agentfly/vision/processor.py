@@ -20,8 +20,7 @@ from typing import Any
 
 from huggingface_hub import snapshot_download
 
-from agentfly.errors import ConfigError, DataError, TemplateError, describe
-from agentfly.extras import require_extra
+from agentfly.errors import ConfigError, DataError, TemplateError, describe, require_extra
 from agentfly.segment import Ids
 from agentfly.types import Image
 from agentfly.vision.images import PROCESSOR_FILES, encode_image, open_image

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentfly.templates.parsers import PARSERS
+from agentfly.templates.parsers.registry import PARSERS
 from agentfly.types import Reply
 from tests.scaling import FLOOR, grows_at_most
 from tests.templates.parsers.turns import GOOD_TURNS, NAMES

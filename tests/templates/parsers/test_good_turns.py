@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentfly.templates.parsers import PARSERS
+from agentfly.templates.parsers.registry import PARSERS
 from tests.templates.parsers.turns import GOOD_TURNS, NAMES, GoodTurn
 
 

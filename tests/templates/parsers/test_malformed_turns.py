@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agentfly.templates.parsers import PARSERS
+from agentfly.templates.parsers.registry import PARSERS
 
 CITY = {"city": "Paris"}
 DEEP = "[" * 101 + "]" * 101

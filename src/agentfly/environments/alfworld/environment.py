@@ -14,8 +14,7 @@ from agentfly.environments.alfworld.household import NOTHING_HAPPENS, Household,
 from agentfly.environments.alfworld.pddl import write_problem
 from agentfly.environments.alfworld.tasks import draw_tasks
 from agentfly.environments.data import get_column
-from agentfly.errors import ConfigError
-from agentfly.extras import require_extra
+from agentfly.errors import ConfigError, require_extra
 from agentfly.scoring import reward
 from agentfly.tooling import tool
 from agentfly.types import Task, ToolCall

@@ -15,8 +15,7 @@ from typing import Any
 
 from agentfly.environments.data import DatasetSource, belongs_to, open_text, sample_tasks, validate_split
 from agentfly.environments.games.game import GameEnvironment
-from agentfly.errors import ConfigError, DataError
-from agentfly.extras import require_extra
+from agentfly.errors import ConfigError, DataError, require_extra
 from agentfly.tooling import tool
 from agentfly.types import Task, ToolCall
 

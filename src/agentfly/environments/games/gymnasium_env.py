@@ -15,8 +15,7 @@ from typing import Any, ClassVar
 
 from agentfly.environments.data import sample_tasks
 from agentfly.environments.games.game import TextGame
-from agentfly.errors import ConfigError, DataError, describe
-from agentfly.extras import require_extra
+from agentfly.errors import ConfigError, DataError, describe, require_extra
 from agentfly.tooling import tool
 from agentfly.types import Image, Task
 

@@ -16,8 +16,7 @@ import pydantic
 
 from agentfly.backends.http_body import parse_json
 from agentfly.environments.games.game import TextGame
-from agentfly.errors import ConfigError, EnvironmentFault, describe
-from agentfly.extras import require_extra
+from agentfly.errors import ConfigError, EnvironmentFault, describe, require_extra
 from agentfly.types import Task
 
 _MAX_MESSAGE_BYTES = 64 << 20

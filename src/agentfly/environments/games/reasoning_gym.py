@@ -14,8 +14,7 @@ from typing import Any
 
 from agentfly.environment import Environment
 from agentfly.environments.data import sample_tasks
-from agentfly.errors import ConfigError, DataError, describe
-from agentfly.extras import require_extra
+from agentfly.errors import ConfigError, DataError, describe, require_extra
 from agentfly.threads import call
 from agentfly.tooling import tool
 from agentfly.types import Task, ToolCall

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from agentfly.errors import DataError
-from agentfly.extras import require_extra
+from agentfly.errors import DataError, require_extra
 
 with require_extra("ImageQA", "vision"):
     from PIL import Image, ImageDraw, ImageFont

@@ -24,8 +24,7 @@ from typing import Any, ClassVar
 from agentfly.environment import Environment, Pool, Scope
 from agentfly.environments.code_interpreter import CodeInterpreter
 from agentfly.environments.math import tasks
-from agentfly.errors import ConfigError, DataError, EnvironmentFault
-from agentfly.extras import require_extra
+from agentfly.errors import ConfigError, DataError, EnvironmentFault, require_extra
 from agentfly.rewards.answers import extract_answer, has_successful_call
 from agentfly.sandbox.inside.frames import DATA, NO_LIMIT, PipeChannel, pack, receive
 from agentfly.scoring import reward

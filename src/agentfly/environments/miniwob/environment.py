@@ -19,8 +19,7 @@ from typing import Any, ClassVar
 from agentfly.environment import Pool
 from agentfly.environments.browser import BrowserEnvironment, Coordinate, Key
 from agentfly.environments.data import sample_tasks
-from agentfly.errors import ConfigError, DataError
-from agentfly.extras import install_command
+from agentfly.errors import ConfigError, DataError, install_command
 from agentfly.scoring import reward
 from agentfly.tooling import tool
 from agentfly.types import Image, Task, ToolCall

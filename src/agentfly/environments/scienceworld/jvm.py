@@ -14,8 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from agentfly.errors import DataError, EnvironmentFault
-from agentfly.extras import require_extra
+from agentfly.errors import DataError, EnvironmentFault, require_extra
 
 if TYPE_CHECKING:
     from agentfly.environments.scienceworld.java_process import JavaProcess

@@ -15,8 +15,7 @@ from typing import Any
 from agentfly.environments.data import validate_split
 from agentfly.environments.scienceworld import jvm
 from agentfly.environments.scienceworld.jvm import Variation
-from agentfly.errors import DataError
-from agentfly.extras import require_extra
+from agentfly.errors import DataError, require_extra
 from agentfly.types import Task
 
 SIMPLIFICATIONS = (

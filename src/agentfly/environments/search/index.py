@@ -28,8 +28,7 @@ import numpy as np
 
 from agentfly.environments.bm25 import import_bm25s
 from agentfly.environments.data import read_rows
-from agentfly.errors import ConfigError, DataError
-from agentfly.extras import require_extra
+from agentfly.errors import ConfigError, DataError, require_extra
 
 KINDS = ("bm25", "dense", "hybrid")
 PACKAGED_MODEL = "minilm"

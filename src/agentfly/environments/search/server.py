@@ -18,8 +18,7 @@ from typing import Any
 from agentfly.backends.http_body import parse_json
 from agentfly.environments.search.engines import Cache, SearchFailed
 from agentfly.environments.search.index import Hit, Retriever
-from agentfly.errors import describe
-from agentfly.extras import require_extra
+from agentfly.errors import describe, require_extra
 from agentfly.gateway.http_server import BrowserGuard
 from agentfly.threads import call
 

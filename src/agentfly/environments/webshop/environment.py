@@ -18,8 +18,7 @@ from agentfly.environments.webshop.product import LIMIT, ShopGoal, extract_nouns
 from agentfly.environments.webshop.session import ShopSession
 from agentfly.environments.webshop.shop import find_cached_shop, open_shop
 from agentfly.environments.webshop.tasks import draw_tasks
-from agentfly.errors import ConfigError, DataError
-from agentfly.extras import require_extra
+from agentfly.errors import ConfigError, DataError, require_extra
 from agentfly.scoring import reward
 from agentfly.tooling import tool
 from agentfly.types import Image, Task, ToolCall

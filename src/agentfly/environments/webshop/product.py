@@ -20,8 +20,7 @@ from typing import Annotated, Any, ClassVar, cast
 
 import pydantic
 
-from agentfly.errors import DataError
-from agentfly.extras import require_extra
+from agentfly.errors import DataError, require_extra
 from agentfly.validation import describe_invalid
 
 NO_LIMIT = 1_000_000.0

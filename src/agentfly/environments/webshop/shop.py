@@ -14,8 +14,7 @@ from typing import Any
 from agentfly.environments.bm25 import import_bm25s
 from agentfly.environments.webshop.product import ShopProduct
 from agentfly.environments.webshop.tasks import FILES, MAX_PRODUCTS, generate_catalog, read_catalog
-from agentfly.errors import DataError
-from agentfly.extras import require_extra
+from agentfly.errors import DataError, require_extra
 
 K1, B = 0.9, 0.4
 """BM25 term-frequency saturation and length normalization: Anserini's defaults."""

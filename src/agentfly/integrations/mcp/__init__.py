@@ -4,7 +4,7 @@
 clients; `agentfly mcp serve` runs it.
 """
 
-from agentfly.extras import require_extra
+from agentfly.errors import require_extra
 
 with require_extra("agentfly.integrations.mcp", "mcp"):
     import mcp as _mcp  # noqa: F401

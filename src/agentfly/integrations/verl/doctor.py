@@ -15,8 +15,7 @@ from typing import Any, get_args
 
 from agentfly import reward
 from agentfly.agents import HFAgent
-from agentfly.errors import ConfigError, describe
-from agentfly.extras import DISTRIBUTION, install_command
+from agentfly.errors import DISTRIBUTION, ConfigError, describe, install_command
 from agentfly.integrations.verl.config import CPU_ENVIRONMENT, CPUS_PER_GPU, NAME, ClusterConfig, Mode
 from agentfly.resources.runtimes.ray.runtime import connect
 from agentfly.rollout.config import parse_tasks

@@ -18,8 +18,15 @@ from pathlib import Path
 from typing import Any, get_args
 
 from agentfly.backends.engine.loading import load_config, max_positions
-from agentfly.errors import AgentFlyError, BackendFault, ConfigError, EnvironmentFault, RankError, describe
-from agentfly.extras import require_extra
+from agentfly.errors import (
+    AgentFlyError,
+    BackendFault,
+    ConfigError,
+    EnvironmentFault,
+    RankError,
+    describe,
+    require_extra,
+)
 from agentfly.integrations.verl.config import (
     CPU_ENVIRONMENT,
     CPUS_PER_GPU,

@@ -17,8 +17,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from agentfly.environment import Environment, InstanceHandle
-from agentfly.errors import ConfigError, EnvironmentFault
-from agentfly.extras import DISTRIBUTION
+from agentfly.errors import DISTRIBUTION, ConfigError, EnvironmentFault
 from agentfly.resources.rpc.codec import LIMIT
 from agentfly.resources.rpc.proxy import make_proxy
 from agentfly.sandbox import EndReason, Limits, Session

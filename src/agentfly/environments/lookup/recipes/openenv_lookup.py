@@ -14,7 +14,7 @@ from agentfly.agents import HFAgent
 from agentfly.environment import Pool
 from agentfly.environments.games.openenv_env import OpenEnvEnvironment
 from agentfly.environments.lookup import Lookup, recipe
-from agentfly.extras import require_extra
+from agentfly.errors import require_extra
 
 with require_extra("the recipe openenv", "openenv"):
     from agentfly.integrations.openenv import OpenEnvServer

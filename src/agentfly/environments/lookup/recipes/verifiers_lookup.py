@@ -13,7 +13,7 @@ from typing import Any
 
 from agentfly.agents import HFAgent
 from agentfly.environments.lookup import recipe
-from agentfly.extras import require_extra
+from agentfly.errors import require_extra
 from agentfly.integrations.verifiers import load_environment
 from agentfly.models.lookup import draw, find_fact
 from agentfly.types import ToolCall

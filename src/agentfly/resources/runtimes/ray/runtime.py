@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentfly.environment import Environment, InstanceHandle
-from agentfly.errors import ConfigError, EnvironmentFault, describe
-from agentfly.extras import require_extra
+from agentfly.errors import ConfigError, EnvironmentFault, describe, require_extra
 from agentfly.resources.rpc.proxy import attach_proxy
 from agentfly.resources.rpc.serialization import dumps, modules_by_value
 from agentfly.resources.rpc.server import RpcServer
