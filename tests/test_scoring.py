@@ -600,3 +600,10 @@ async def test_reward_times_out() -> None:
 
     with pytest.raises(RewardFault, match=r"reward 'slow' took longer than 0\.05 s"):
         await score(slow)
+
+
+def test_a_timeout_of_nothing_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match="reward 'slow': timeout must be a number above 0, or None for no limit, not 0"
+    ):
+        reward(name="slow", timeout=0)(lambda prediction: 1.0)

@@ -29,7 +29,7 @@ from agentfly.tooling import Context
 from agentfly.tooling.schema import caller_namespace, type_hints
 from agentfly.trajectory import MAX_REWARD, Score, ScoreComponent, Trajectory
 from agentfly.types import Task
-from agentfly.validation import FiniteFloat, validate
+from agentfly.validation import FiniteFloat, PositiveFloat, validate
 
 _LOG = logging.getLogger(__name__)
 TIMEOUT = 600.0
@@ -97,8 +97,7 @@ class Reward(plugins.NamedFunction):
                 "(solution_str), task for the prompt, trajectory for the whole chain, and the name of any column, such "
                 f"as ground_truth; return one number. A column of this name is task.columns[{foreign!r}]"
             )
-        if timeout is not None and timeout <= 0:
-            raise ConfigError(f"reward {self.name!r}: timeout must be above 0, not {timeout}; None means no limit")
+        validate(f"reward {self.name!r}: timeout", timeout, PositiveFloat | None, ", or None for no limit")
         if is_routine:  # a partial would replace its function under that name
             REWARDS.add(self)
 

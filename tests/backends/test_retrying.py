@@ -112,5 +112,5 @@ def test_rate_limit_holds_over_threads_and_event_loops() -> None:
 
 
 def test_rate_of_nothing_is_rejected() -> None:
-    with pytest.raises(ConfigError, match="both must be positive"):
+    with pytest.raises(ConfigError, match="limit must be a whole number of at least 1, not 0"):
         RateLimiter(0, seconds=60)

@@ -113,9 +113,9 @@ async def test_unsafe_only_by_name() -> None:
 async def test_unknown_mechanism_and_invalid_limits_are_rejected() -> None:
     with pytest.raises(ConfigError, match="there are zygote, namespaces, landlock, unsafe"):
         await open_sandbox("docker")
-    with pytest.raises(ConfigError, match="above zero"):
+    with pytest.raises(ConfigError, match="Limits: seconds must be a number above 0, not 0"):
         Limits(seconds=0)
-    with pytest.raises(ConfigError, match="an interpreter needs"):
+    with pytest.raises(ConfigError, match="Limits: memory must be a number of at least"):
         Limits(memory=1000)
 
 

@@ -13,7 +13,7 @@ from email.utils import parsedate_to_datetime
 from tenacity import RetryCallState, wait_exponential
 from tenacity.wait import wait_base
 
-from agentfly.errors import ConfigError
+from agentfly.validation import PositiveFloat, PositiveInt, validate_arguments
 
 
 class WaitAsAsked(wait_base):
@@ -54,11 +54,10 @@ def parse_retry_after(value: str) -> float | None:
 class RateLimiter:
     """Admits at most `limit` acquisitions in any period of `seconds`, over all threads and event loops."""
 
-    def __init__(self, limit: int, seconds: float) -> None:
+    @validate_arguments
+    def __init__(self, limit: PositiveInt, seconds: PositiveFloat) -> None:
         from pyrate_limiter import InMemoryBucket, Limiter, Rate, SingleBucketFactory  # 200 modules, seldom needed
 
-        if limit < 1 or not seconds > 0:
-            raise ConfigError(f"a rate limit of {limit!r} in {seconds!r} s: both must be positive")
         self._bucket = InMemoryBucket([Rate(limit, max(1, round(seconds * 1000)))])
         # Without the library's thread that drops old acquisitions: `_drop_old` does it.
         self._limiter = Limiter(SingleBucketFactory(self._bucket, schedule_leak=False), buffer_ms=0)

@@ -10,10 +10,11 @@ AgentFlyError
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import Enum
 
 from agentfly.errors import AgentFlyError, ConfigError, EnvironmentFault
+from agentfly.types import number, validate_numbers
 
 _MB = 1 << 20
 
@@ -34,28 +35,26 @@ class FileAccessError(AgentFlyError):
 class Limits:
     """Limits of one session: of each call, and of all its processes together."""
 
-    seconds: float = 30.0
+    seconds: float = number(30.0, gt=0)
     """Wall-clock seconds per call; the `timeout` of a call can only lower it."""
-    memory: int = 512 * _MB
-    """Bytes of all processes and files together. With cgroup v1, network buffers may use an eighth more."""
-    processes: int = 64
+    memory: int = number(512 * _MB, ge=16 * _MB)
+    """Bytes of all processes and files together, of which an interpreter needs 16 MiB.
+
+    With cgroup v1, network buffers may use an eighth more.
+    """
+    processes: int = number(64, gt=0)
     """Maximum number of processes and threads."""
-    disk: int = 64 * _MB
+    disk: int = number(64 * _MB, gt=0)
     """Bytes of all files, which live in memory. `landlock` limits the size of each file only."""
-    inodes: int = 10_000
+    inodes: int = number(10_000, gt=0)
     """Maximum number of files and folders. Not enforced by `landlock`."""
-    output: int = 64 << 10
+    output: int = number(64 << 10, gt=0)
     """Characters of output kept per call; the rest is dropped and counted."""
-    cpus: float | None = None
+    cpus: float | None = number(None, gt=0)
     """CPU quota in processors, enforced where a cgroup can be created. None: no limit."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"Limits({field.name}={value!r}): it must be above zero")
-        if self.memory < 16 * _MB:
-            raise ConfigError(f"Limits(memory={self.memory}): an interpreter needs {16 * _MB} bytes or more")
+        validate_numbers(self, "Limits: ", optional=("cpus",), infinite=True)
 
 
 class EndReason(Enum):
