@@ -110,7 +110,7 @@ def _run(folder: Path, changes: Sequence[str], seed: int, steps: int) -> Path:
     fields = [change for change in changes if change not in SWITCHES]
     with contextlib.ExitStack() as stack:
         if "unmasked" in changes:
-            stack.enter_context(_unmasked())
+            stack.enter_context(_train_on_observations())
         if "blind" in changes:
             stack.enter_context(_blind())
         model = _warm_start(folder, changes, seed, quick=steps < STEPS)
@@ -187,7 +187,7 @@ def _blind() -> Iterator[None]:
 
 
 @contextmanager
-def _unmasked() -> Iterator[None]:
+def _train_on_observations() -> Iterator[None]:
     """Train on observation tokens like on sampled ones. No setting of AgentFly does this."""
     from agentfly.algorithms.base import SegmentArrays
     from agentfly.segment import Author, Segment

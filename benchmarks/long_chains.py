@@ -109,17 +109,17 @@ def measure_run(scratch: Path, chains: list[Trajectory]) -> list[list[str]]:
     folder = scratch / "run"
     advantages = {chain.id: [np.zeros(len(segment), np.float32) for segment in chain.segments] for chain in chains}
     with RunWriter.create(folder, {"model": str(TOKENIZER), "steps": 1}) as run:
-        written = _measured(lambda: run.write_trajectories(1, chains, advantages))
+        written = _measure(lambda: run.write_trajectories(1, chains, advantages))
         run.append(StepRecord(1, 1, {"chains": len(chains)}))
     size = run.trajectory_file(1).stat().st_size / MIB
     rows = [[f"written: {size:.0f} MiB of gzip", *written]]
     for name, function in (("resumed", _resume), ("indexed", _index), ("last chain of the list shown", _show)):
         with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-            rows.append([name, *pool.submit(_measured, function, folder, scratch / "cache").result()])
+            rows.append([name, *pool.submit(_measure, function, folder, scratch / "cache").result()])
     return rows
 
 
-def _measured(function: Callable[..., object], *arguments: Path) -> tuple[str, str]:
+def _measure(function: Callable[..., object], *arguments: Path) -> tuple[str, str]:
     """CPU seconds of a call, and by how many MiB the largest memory of the process grew."""
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again from the memory of now
     before = resident()

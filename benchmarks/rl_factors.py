@@ -257,14 +257,14 @@ def warm(study: RecipeStudy, job: dict[str, Any], folder: Path) -> dict[str, Any
     out = folder / "models" / job["name"]
     save_model(study, learner, out)
 
-    async def evaluated() -> dict[str, Any]:
+    async def evaluate() -> dict[str, Any]:
         agent = study.make_agent(**study.config(out, []).agent_settings)
         try:
             return await study.evaluate(agent)
         finally:
             await agent.close()
 
-    return {"loss": losses[-1].loss, **asyncio.run(evaluated())}
+    return {"loss": losses[-1].loss, **asyncio.run(evaluate())}
 
 
 def save_model(study: RecipeStudy, learner: Any, out: Path) -> None:
@@ -290,7 +290,7 @@ def search(study: RecipeStudy, job: dict[str, Any], folder: Path) -> dict[str, A
     target = job["target"]
     curve: list[tuple[int, float]] = []
 
-    async def searched() -> dict[str, Any]:
+    async def search() -> dict[str, Any]:
         agent = study.make_agent(**study.config(Path(resolve(study.model)), []).agent_settings)
         best = 1.0
         try:
@@ -314,13 +314,13 @@ def search(study: RecipeStudy, job: dict[str, Any], folder: Path) -> dict[str, A
         finally:
             await agent.close()
 
-    return {"curve": curve, **asyncio.run(searched())}
+    return {"curve": curve, **asyncio.run(search())}
 
 
 def measure(study: RecipeStudy, job: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The success of each of the first training tasks."""
 
-    async def measured() -> list[float]:
+    async def measure() -> list[float]:
         config = study.config(folder / "models" / base_of(folder, job["env"]), [])
         agent = study.make_agent(**config.agent_settings)
         tasks = study.trained[: 4 if study.quick else MEASURED]
@@ -330,7 +330,7 @@ def measure(study: RecipeStudy, job: dict[str, Any], folder: Path) -> dict[str, 
             await agent.close()
         return [fmean(chain.reward or 0.0 for chain in chains if chain.group == group) for group in range(len(tasks))]
 
-    return {"shares": asyncio.run(measured())}
+    return {"shares": asyncio.run(measure())}
 
 
 def train(study: RecipeStudy, job: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -347,7 +347,7 @@ def train(study: RecipeStudy, job: dict[str, Any], folder: Path) -> dict[str, An
     run = folder / "runs" / job["name"]
     trainer = Trainer.create(TrainPlan(study.make_agent, tasks, config), run)
 
-    async def trained() -> dict[str, Any]:
+    async def train_and_evaluate() -> dict[str, Any]:
         """`Trainer.run`, with an evaluation before the agent is closed."""
         async with trainer:
             slowest = 0.0
@@ -357,7 +357,7 @@ def train(study: RecipeStudy, job: dict[str, Any], folder: Path) -> dict[str, An
                 slowest = max(slowest, time.time() - started)
             return {"steps": trainer.step, **await study.evaluate(trainer.agent)}
 
-    outcome = asyncio.run(trained())
+    outcome = asyncio.run(train_and_evaluate())
     shutil.rmtree(run / "checkpoints", ignore_errors=True)
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     seconds = [sum(value for name, value in record.items() if name.startswith("time/")) for record in records]

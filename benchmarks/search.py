@@ -75,7 +75,7 @@ def indexes(articles: int, queries: int) -> list[list[str]]:
     passages = Encyclopedia.draw("train", 1, articles).passages
     texts = [f"{passage.title} {passage.text}" for passage in passages]
     queried = [passage.title for passage in passages[:: max(1, articles // queries)]][:queries]
-    rows = [_timed("ours", lambda: BM25Index(passages), lambda index, query: index.search([query], 3), queried)]
+    rows = [_time_index("ours", lambda: BM25Index(passages), lambda index, query: index.search([query], 3), queried)]
     import bm25s
 
     def plain() -> Any:
@@ -87,20 +87,20 @@ def indexes(articles: int, queries: int) -> list[list[str]]:
         tokens = bm25s.tokenize([query], show_progress=False, return_ids=False)
         return index.retrieve(tokens, k=3, show_progress=False)
 
-    rows.append(_timed("bm25s as it comes", plain, retrieve, queried))
+    rows.append(_time_index("bm25s as it comes", plain, retrieve, queried))
     if importlib.util.find_spec("rank_bm25") is not None:
         from rank_bm25 import BM25Okapi
 
         words = [text.lower().split() for text in texts]
         rows.append(
-            _timed(
+            _time_index(
                 "rank_bm25", lambda: BM25Okapi(words), lambda i, q: i.get_top_n(q.lower().split(), texts, 3), queried
             )
         )
     return rows
 
 
-def _timed(name: str, make: Callable[[], Any], ask: Callable[[Any, str], Any], queried: list[str]) -> list[str]:
+def _time_index(name: str, make: Callable[[], Any], ask: Callable[[Any, str], Any], queried: list[str]) -> list[str]:
     started = time.process_time()
     index = make()
     built = time.process_time()

@@ -37,7 +37,7 @@ def numbers(chain: int, turn: int) -> tuple[int, int]:
     return 1000 * (1 + turn % 7) + turn, 1000 + chain % CASES
 
 
-def expected(chain: int, turns: int) -> int:
+def last_sum(chain: int, turns: int) -> int:
     """The last sum of a chain."""
     return sum(numbers(chain, turns - 2))
 
@@ -45,7 +45,7 @@ def expected(chain: int, turns: int) -> int:
 def words(chain: int, turn: int, turns: int) -> str:
     """The reply of the model, without the end-of-turn token."""
     if turn == turns - 1:
-        return f"The last sum is {expected(chain, turns)}."
+        return f"The last sum is {last_sum(chain, turns)}."
     a, b = numbers(chain, turn)
     return f'<tool_call>\n{{"name": "add", "arguments": {{"a": {a}, "b": {b}}}}}\n</tool_call>'
 

@@ -11,7 +11,7 @@ from benchmarks import agent_step, run
 
 
 @pytest.fixture
-def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def started_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the benchmarks that are started, in a clone that has fetched nothing."""
     names: list[str] = []
     monkeypatch.setattr(run, "ROOT", tmp_path)
@@ -25,17 +25,17 @@ def write_fetch(folder: Path, body: str) -> None:
 
 
 def test_benchmarks_without_their_tokenizer_are_skipped(
-    started: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    started_names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_fetch(tmp_path, "")  # as without npm: it names what is missing, and succeeds
     monkeypatch.setattr(sys, "argv", ["run.py", "memory", "leases"])
     assert run.main() == 0
-    assert started == ["leases"]
+    assert started_names == ["leases"]
     assert "skipped memory: no .cache/tokenizers/qwen2_5" in capsys.readouterr().out
 
 
 def test_tokenizer_is_fetched_for_the_benchmarks_that_need_it(
-    started: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    started_names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fetch = "import pathlib, sys\nf = pathlib.Path(sys.argv[0]).parents[2] / '.cache/tokenizers' / sys.argv[1]\n"
     write_fetch(tmp_path, f"{fetch}f.mkdir(parents=True)\n(f / 'tokenizer.json').touch()\n")
@@ -44,7 +44,7 @@ def test_tokenizer_is_fetched_for_the_benchmarks_that_need_it(
     assert not (tmp_path / ".cache").exists()
     monkeypatch.setattr(sys, "argv", ["run.py", "memory", "leases"])
     assert run.main() == 0
-    assert started == ["leases", "memory", "leases"]
+    assert started_names == ["leases", "memory", "leases"]
 
 
 @pytest.mark.parametrize(("argument", "hint"), [("lokup", "Did you mean lookup?"), ("step=3", "close ones: steps")])

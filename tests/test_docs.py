@@ -47,7 +47,7 @@ def test_the_file_of_the_readme_trains(tmp_path: Path, small_model: Path) -> Non
 
 
 def test_semicolons_are_rare_in_prose() -> None:
-    """Two short sentences are easier to read than one with a semicolon: fewer than 3 in 1,000 words."""
+    """Two short sentences are easier to read than one with a semicolon: about 1 in 1,000 words."""
     words = semicolons = 0
     for page in PAGES:
         blocks = re.sub(r"^```.*?^```|^\|.*?$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
@@ -55,7 +55,7 @@ def test_semicolons_are_rare_in_prose() -> None:
         words += len(prose.split())
         semicolons += prose.count(";")
     assert words > 40_000
-    assert 1000 * semicolons < 3 * words
+    assert 1000 * semicolons < 1.5 * words
 
 
 VARIABLE = re.compile(

@@ -1,6 +1,7 @@
-"""Local names say what a variable holds: names such as `each`, `own` or `found` are rare."""
+"""Local names say what a variable holds, and functions are verbs: no `each`, `own` or `found`, no `def measured()`."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -52,3 +53,37 @@ def test_vague_names_are_rare(package: Path) -> None:
 def test_vague_names_are_found() -> None:
     source = "def f(own, count):\n    for each in own:\n        total = count\n"
     assert sorted(find_vague_names(source)) == ["1: own", "2: each"]
+
+
+PARTICIPLE = re.compile(
+    r"_?[a-z]*(ed|told|said|kept|lent|made|held|known|given|taken|shown|found|heard|built|chosen|done)"
+)
+VERBS = {"embed", "exceed", "feed", "proceed", "seed"}
+VALUES = {"cached_property", "property", "reward"}
+"""Decorators of what reads as a value. A reward is named after what it looks for."""
+FOREIGN = {"unwrapped"}
+"""Functions that override one of another package."""
+
+
+def find_participles(source: str) -> list[str]:
+    """The functions that a module names by a single participle, as `line: name`."""
+    names = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and PARTICIPLE.fullmatch(node.name):
+            decorators = {ast.unparse(decorator).partition("(")[0] for decorator in node.decorator_list}
+            if node.name.strip("_") not in VERBS | FOREIGN and not decorators & VALUES:
+                names.append(f"{node.lineno}: {node.name}")
+    return names
+
+
+@pytest.mark.parametrize("folder", ["src", "tests", "examples", "benchmarks"])
+def test_functions_are_verbs(folder: str) -> None:
+    paths = [path for path in sorted((ROOT / folder).rglob("*.py")) if not NOT_OURS & set(path.parts)]
+    assert paths
+    names = [f"{path.relative_to(ROOT)}:{name}" for path in paths for name in find_participles(path.read_text())]
+    assert names == []
+
+
+def test_participles_are_found() -> None:
+    source = "def measured(): ...\ndef measure(): ...\n@reward\ndef reached(): ...\n@fixture\ndef started(): ...\n"
+    assert sorted(find_participles(source)) == ["1: measured", "6: started"]

@@ -140,7 +140,7 @@ def test_unknown_names_are_rejected() -> None:
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def package_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder into which a real package was built and installed."""
     folder = tmp_path_factory.mktemp("installed")
     source = shutil.copytree(THIRD_PARTY, tmp_path_factory.mktemp("source") / "package")
@@ -154,17 +154,17 @@ def command(folder: Path, *arguments: str, typed: str = "") -> subprocess.Comple
     return run_command(*arguments, typed=typed, packages=folder)
 
 
-def test_environment_of_another_package_is_listed_played_and_checked(installed: Path) -> None:
-    listed = command(installed, "env", "list")
+def test_environment_of_another_package_is_listed_played_and_checked(package_folder: Path) -> None:
+    listed = command(package_folder, "env", "list")
     assert listed.returncode == 0, listed.stderr
     assert "TreasureHunt" in listed.stdout
     assert "WebShop" in listed.stdout
-    played = command(installed, "env", "play", "treasure_hunt", "-q", "Dig.", typed=":quit\n")
+    played = command(package_folder, "env", "play", "treasure_hunt", "-q", "Dig.", typed=":quit\n")
     assert "KeyError: 'treasure'" in played.stderr  # --question has no columns; without it, a task is drawn
-    played = command(installed, "env", "play", "treasure-hunt", typed="dig 3\n")
+    played = command(package_folder, "env", "play", "treasure-hunt", typed="dig 3\n")
     assert played.returncode == 0, played.stderr
     assert "← The treasure is further up." in played.stdout
-    checked = command(installed, "env", "check", "TreasureHunt", "-n", "2")
+    checked = command(package_folder, "env", "check", "TreasureHunt", "-n", "2")
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert "expert" in checked.stdout
 
@@ -185,16 +185,16 @@ def test_scaffolded_environment_and_recipe_are_listed_after_an_editable_install(
     assert "Gold rush: an agent that learns to find a treasure." in recipes.stdout, recipes.stderr
 
 
-def test_recipe_reward_tool_and_command_of_another_package(installed: Path, tmp_path: Path) -> None:
-    recipes = command(installed, "recipes").stdout
+def test_recipe_reward_tool_and_command_of_another_package(package_folder: Path, tmp_path: Path) -> None:
+    recipes = command(package_folder, "recipes").stdout
     assert "treasure_hunt" in recipes
     assert "A treasure hunt, played by a script." in recipes
     assert "agentfly-rl[train]" in recipes
-    run = command(installed, "run", "treasure_hunt")
+    run = command(package_folder, "run", "treasure_hunt")
     assert run.returncode == 0, run.stderr
     assert "reward 1" in run.stdout
-    assert command(installed, "treasure").stdout == "X marks the spot\n"
-    assert "Print a map." in command(installed, "--help").stdout
+    assert command(package_folder, "treasure").stdout == "X marks the spot\n"
+    assert "Print a map." in command(package_folder, "--help").stdout
     code = """
 import agentfly.agents, agentfly.rewards, agentfly.tools
 from agentfly.environments import TreasureHunt
@@ -206,7 +206,7 @@ agent = agentfly.agents.HFAgent(
 )
 print(agent.toolbox.names)
 """
-    result = run_python(code, path=installed)
+    result = run_python(code, path=package_folder)
     assert result.stdout == "['dig']\n", result.stderr
 
 

@@ -25,7 +25,7 @@ def run(command: list[str], folder: Path, **variables: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bin_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The `bin` folder of a new environment with `agentfly-rl[train]` from the wheel."""
     folder = tmp_path_factory.mktemp("wheel")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
@@ -40,16 +40,16 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python.parent
 
 
-def test_demo_and_recipes_work_without_the_source_tree(installed: Path, tmp_path: Path) -> None:
+def test_demo_and_recipes_work_without_the_source_tree(bin_folder: Path, tmp_path: Path) -> None:
     home, here = tmp_path / "home", tmp_path / "here"
     home.mkdir()
     here.mkdir()
     # The demo's model is built once per machine: it is read from the usual cache.
     variables = {"HOME": str(home), "AGENTFLY_CACHE": str(cache_root().parent)}
-    module = run([str(installed / "python"), "-c", "import agentfly; print(agentfly.__file__)"], here, **variables)
-    assert module.startswith(str(installed.parent))
+    module = run([str(bin_folder / "python"), "-c", "import agentfly; print(agentfly.__file__)"], here, **variables)
+    assert module.startswith(str(bin_folder.parent))
 
-    agentfly = str(installed / "agentfly")
+    agentfly = str(bin_folder / "agentfly")
     recipes = run([agentfly, "recipes"], here, **variables)
     assert "lookup" in recipes
     assert "agentfly-rl[train,webshop]" in recipes

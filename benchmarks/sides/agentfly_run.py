@@ -11,7 +11,7 @@ from agentfly.backends.base import Backend, Request
 from agentfly.types import Completion, FinishReason
 from benchmarks.sides.floor import renderer
 from benchmarks.sides.serve import TOKENIZER, Case, Outcome, serve
-from benchmarks.workload import FakeModel, expected, question
+from benchmarks.workload import FakeModel, last_sum, question
 
 
 @tool
@@ -50,7 +50,7 @@ def agent_on(backend: Backend, add: Any = add) -> HFAgent:
 
 def rows(chains: int, turns: int) -> list[dict[str, Any]]:
     return [
-        {"messages": [{"role": "user", "content": question(chain)}], "expected": expected(chain, turns)}
+        {"messages": [{"role": "user", "content": question(chain)}], "expected": last_sum(chain, turns)}
         for chain in range(chains)
     ]
 

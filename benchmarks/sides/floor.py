@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from benchmarks.sides.serve import TOKENIZER, Case, Outcome, serve
-from benchmarks.workload import SCHEMA, FakeModel, Reply, expected, observation, question
+from benchmarks.workload import SCHEMA, FakeModel, Reply, last_sum, observation, question
 
 CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
 
@@ -81,7 +81,7 @@ def prepare(chains: int, turns: int, *, lean: bool = False) -> Case:
     tokenizer = Tokenizer.from_file(str(TOKENIZER / "tokenizer.json"))
     start = renderer(tokenizer, lean=lean)
     model = FakeModel(chains, turns, lambda text: tokenizer.encode(text).ids, start)
-    work = [(question(chain), expected(chain, turns)) for chain in range(chains)]
+    work = [(question(chain), last_sum(chain, turns)) for chain in range(chains)]
 
     async def all_chains() -> list[dict[str, Any]]:
         return await asyncio.gather(*(run_chain(*row, start, tokenizer, model, turns) for row in work))

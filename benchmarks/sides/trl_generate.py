@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks.sides.serve import TOKENIZER, Case, Outcome, serve
-from benchmarks.workload import FakeModel, expected, question
+from benchmarks.workload import FakeModel, last_sum, question
 
 
 def add(a: int, b: int) -> str:
@@ -77,7 +77,7 @@ def prepare(chains: int, turns: int) -> Case:
 
     trainer._generate_single_turn = single_turn
     prompts = [[{"role": "user", "content": question(chain)}] for chain in range(chains)]
-    sums = [expected(chain, turns) for chain in range(chains)]
+    sums = [last_sum(chain, turns) for chain in range(chains)]
 
     def run() -> tuple[Any, ...]:
         trainer._sync_tool_dicts = [{"add": add} for _ in prompts]

@@ -14,7 +14,7 @@ from verifiers.legacy.clients import Client
 from verifiers.legacy.types import Response, ResponseMessage, ResponseTokens, ToolCall
 
 from benchmarks.sides.serve import Case, Outcome, serve
-from benchmarks.workload import CASES, expected, numbers, question, words
+from benchmarks.workload import CASES, last_sum, numbers, question, words
 
 PROMPT_TOKENS, CALL_TOKENS, ANSWER_TOKENS, OBSERVATION_TOKENS = 196, 31, 11, 22
 
@@ -83,7 +83,7 @@ def prepare(chains: int, turns: int) -> Case:
     inputs = [
         {
             "prompt": [{"role": "user", "content": question(chain)}],
-            "answer": str(expected(chain, turns)),
+            "answer": str(last_sum(chain, turns)),
             "example_id": chain,
         }
         for chain in range(chains)

@@ -26,7 +26,7 @@ def trajectory(
     weights: Mapping[str, float] | None = None,
     **fields: Any,
 ) -> Trajectory:
-    """A chain that sampled so many tokens in each turn, with two tokens of a tool's between turns.
+    """A chain that sampled these numbers of tokens in its turns, with two tokens of a tool's between turns.
 
     `segments` says in which segment each turn is; `observations` and `states` what a turn's tool answered;
     `components` and `weights` the values and weights of several rewards.

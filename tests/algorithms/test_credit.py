@@ -92,7 +92,7 @@ def slow_return(chain: Episode, turn: int, gamma: float = 1.0) -> float:
     return total
 
 
-def slow_compared(group: Sequence[Episode], index: int, turn: int) -> tuple[float, list[float]]:
+def list_slow_returns(group: Sequence[Episode], index: int, turn: int) -> tuple[float, list[float]]:
     returns = [slow_return(chain, min(turn, len(chain.rewards) - 1)) for chain in group]
     return returns[index], returns
 
@@ -100,7 +100,7 @@ def slow_compared(group: Sequence[Episode], index: int, turn: int) -> tuple[floa
 def slow_advantages(name: str, group: Sequence[Episode], index: int) -> list[float]:
     out = []
     for turn in group[index].turn_index.tolist():
-        chain_return, returns = slow_compared(group, index, turn)
+        chain_return, returns = list_slow_returns(group, index, turn)
         if name == "dr_grpo":
             out.append(chain_return - mean(returns))
         elif name == "grpo":
@@ -121,7 +121,7 @@ def test_group_comparisons_by_hand(name: str, group: list[Episode]) -> None:
         if name != "grpo":
             np.testing.assert_allclose(got, expected, **CLOSE)
         elif len(expected):  # a variance of nothing but rounding is divided by 1e-6: compare where there is one
-            spread = [np.ptp(slow_compared(group, index, t)[1]) for t in group[index].turn_index]
+            spread = [np.ptp(list_slow_returns(group, index, t)[1]) for t in group[index].turn_index]
             sure = [at for at, wide in enumerate(spread) if wide > 1e-3]
             np.testing.assert_allclose(got[sure], np.array(expected)[sure], rtol=1e-5, atol=1e-5)
 

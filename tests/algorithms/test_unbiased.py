@@ -78,8 +78,8 @@ def gradient(objective: Callable[[int], float]) -> Array:
 TRUE = gradient(lambda n: sum(CHAINS[n][1]))
 
 
-def expected(estimator: Estimator, size: int = 2) -> Array:
-    """The mean of the estimated gradient over all groups of so many chains."""
+def mean_gradient(estimator: Estimator, size: int = 2) -> Array:
+    """The mean of the estimated gradient over all groups of `size` chains."""
     total = np.zeros(PARAMETERS)
     for group in product(range(len(CHAINS)), repeat=size):
         probability = prod(PROBABILITIES[n] for n in group)
@@ -113,22 +113,22 @@ def estimator_of(algorithm: Algorithm, scale: float = 1.0, **of_chain: Any) -> E
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("outcome", [False, True], ids=["each turn", "outcome"])
 def test_leave_one_out_baseline_is_unbiased(size: int, outcome: bool) -> None:
-    np.testing.assert_allclose(expected(estimator_of(RLOO(), outcome=outcome), size), TRUE, atol=1e-10)
+    np.testing.assert_allclose(mean_gradient(estimator_of(RLOO(), outcome=outcome), size), TRUE, atol=1e-10)
 
 
 def test_group_mean_baseline_is_the_same_but_smaller() -> None:
-    np.testing.assert_allclose(expected(estimator_of(DrGRPO(), scale=2.0)), TRUE, atol=1e-10)
+    np.testing.assert_allclose(mean_gradient(estimator_of(DrGRPO(), scale=2.0)), TRUE, atol=1e-10)
 
 
 def test_a_greedy_chain_is_an_unbiased_baseline() -> None:
-    np.testing.assert_allclose(expected(estimator_of(ReMax()), 1), TRUE, atol=1e-10)
+    np.testing.assert_allclose(mean_gradient(estimator_of(ReMax()), 1), TRUE, atol=1e-10)
 
 
 def test_wrong_critic_does_not_bias_the_gradient() -> None:
     """With λ = 1, and the value of the state before the token: the one after it has seen what was chosen."""
-    np.testing.assert_allclose(expected(estimator_of(PPO(whiten=False)), 1), TRUE, atol=1e-10)
-    assert np.abs(expected(estimator_of(PPO(whiten=False), late=True), 1) - TRUE).max() > 1e-2
-    assert np.abs(expected(estimator_of(PPO(lam=0.5, whiten=False)), 1) - TRUE).max() > 1e-2
+    np.testing.assert_allclose(mean_gradient(estimator_of(PPO(whiten=False)), 1), TRUE, atol=1e-10)
+    assert np.abs(mean_gradient(estimator_of(PPO(whiten=False), late=True), 1) - TRUE).max() > 1e-2
+    assert np.abs(mean_gradient(estimator_of(PPO(lam=0.5, whiten=False)), 1) - TRUE).max() > 1e-2
 
 
 FAMILIES: list[tuple[float, tuple[int, ...]]] = []
@@ -180,13 +180,13 @@ def natural(group: Sequence[int]) -> list[list[float]]:
 
 
 def test_per_turn_baseline_over_existing_turns_is_biased() -> None:
-    assert np.abs(expected(natural) - TRUE).max() > 1e-2
+    assert np.abs(mean_gradient(natural) - TRUE).max() > 1e-2
 
 
 @pytest.mark.parametrize("algorithm", [GRPO(), GiGPO(), ReinforcePP(), ReinforcePPBaseline()], ids=lambda a: str(a))
 def test_std_normalization_is_not_a_multiple_of_the_gradient(algorithm: Algorithm) -> None:
     """A standard deviation of the group or the batch depends on what the chain did: biased by design."""
-    gradient = expected(estimator_of(algorithm))
+    gradient = mean_gradient(estimator_of(algorithm))
     best = (gradient @ TRUE) / (gradient @ gradient)
     assert np.abs(best * gradient - TRUE).max() > 1e-2
 
@@ -196,8 +196,8 @@ def test_std_normalization_is_not_a_multiple_of_the_gradient(algorithm: Algorith
 def test_baseline_changes_the_gradient_of_no_segment_rule(rule: str, outcome: bool) -> None:
     """Whatever a rule credits, comparing with the others from the same turn on leaves its mean as it is."""
     exact = 1e-10 if rule in ("broadcast", "last") else 1e-6  # ninths and thirds are rounded to single precision
-    compared = expected(estimator_of(RLOO(), rule=rule, outcome=outcome))
-    np.testing.assert_allclose(compared, expected(credit_by_rule(rule, outcome), 1), atol=exact)
+    compared = mean_gradient(estimator_of(RLOO(), rule=rule, outcome=outcome))
+    np.testing.assert_allclose(compared, mean_gradient(credit_by_rule(rule, outcome), 1), atol=exact)
 
 
 def credit_by_rule(rule: str, outcome: bool) -> Estimator:
@@ -221,16 +221,16 @@ def credit_by_rule(rule: str, outcome: bool) -> Estimator:
 
 def test_uniform_segment_reward_is_the_gradient_of_reward_per_segment() -> None:
     by_segment = gradient(lambda n: sum(CHAINS[n][1]) / len(CHAINS[n][0]))
-    np.testing.assert_allclose(expected(estimator_of(RLOO(), rule="uniform", outcome=True)), by_segment, atol=1e-6)
+    np.testing.assert_allclose(mean_gradient(estimator_of(RLOO(), rule="uniform", outcome=True)), by_segment, atol=1e-6)
 
     def shared_after_comparing(group: Sequence[int]) -> list[list[float]]:
         """The order that is biased: how many segments share the baseline is the chain's own doing."""
         totals, turns = [sum(CHAINS[n][1]) for n in group], [len(CHAINS[n][0]) for n in group]
         return [[(totals[at] - totals[1 - at]) / turns[at]] * turns[at] for at in range(2)]
 
-    assert np.abs(expected(shared_after_comparing) - by_segment).max() > 1e-2
+    assert np.abs(mean_gradient(shared_after_comparing) - by_segment).max() > 1e-2
 
 
 @pytest.mark.parametrize("rule", ["last", "uniform", "geometric"])
 def test_only_broadcast_is_the_gradient_of_the_reward(rule: str) -> None:
-    assert np.abs(expected(estimator_of(RLOO(), rule=rule)) - TRUE).max() > 1e-2
+    assert np.abs(mean_gradient(estimator_of(RLOO(), rule=rule)) - TRUE).max() > 1e-2

@@ -160,7 +160,7 @@ class Slotted(Registered, key="Slotted"):
         self.slot = self._hidden = value
 
     @staticmethod
-    def fixed() -> str:
+    def constant() -> str:
         return "static"
 
     lazy_fixed = "static"

@@ -30,7 +30,7 @@ async def add(a: int, b: int) -> str:
     return str(a + b)
 
 
-def shuffled(turn: ScriptedTurn) -> str:
+def reply_at_random(turn: ScriptedTurn) -> str:
     """A chain of one to four turns, by its seed."""
     return call("add", a=turn.random.randrange(100), b=1) if turn.random.random() < 0.6 else str(turn.random.random())
 
@@ -578,10 +578,10 @@ def record_of(result: Any) -> list[Any]:
 async def test_seed_repeats_a_run_in_any_scheduling_order() -> None:
     runs = []
     for salt in range(4):
-        agent = byte_agent(ScriptedBackend(shuffled, latency=random_latency(salt), slots=1 + salt), tools=[add])
+        agent = byte_agent(ScriptedBackend(reply_at_random, latency=random_latency(salt), slots=1 + salt), tools=[add])
         runs.append(record_of(await agent.run(QUESTIONS, num_chains=3, seed=7, max_concurrent_chains=2 + 3 * salt)))
     assert runs[1:] == runs[:1] * 3
-    other = byte_agent(ScriptedBackend(shuffled), tools=[add])
+    other = byte_agent(ScriptedBackend(reply_at_random), tools=[add])
     assert record_of(await other.run(QUESTIONS, num_chains=3, seed=8)) != runs[0]
 
 
@@ -596,8 +596,10 @@ async def test_chains_and_turns_of_one_seed_differ() -> None:
 
 
 async def test_sampling_seed_is_the_seed_of_the_run() -> None:
-    one = await byte_agent(ScriptedBackend(shuffled), tools=[add]).run(QUESTIONS, seed=3, num_chains=2)
-    two = await byte_agent(ScriptedBackend(shuffled), tools=[add]).run(QUESTIONS, sampling={"seed": 3}, num_chains=2)
+    one = await byte_agent(ScriptedBackend(reply_at_random), tools=[add]).run(QUESTIONS, seed=3, num_chains=2)
+    two = await byte_agent(ScriptedBackend(reply_at_random), tools=[add]).run(
+        QUESTIONS, sampling={"seed": 3}, num_chains=2
+    )
     assert record_of(one) == record_of(two)
     with pytest.raises(ConfigError, match="two names"):
         await byte_agent("x").run("Go.", seed=1, sampling={"seed": 2})

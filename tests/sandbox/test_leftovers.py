@@ -83,7 +83,7 @@ def groups_and_folders(pid: int) -> list[str]:
     return leftovers
 
 
-async def need(mechanism: str) -> None:
+async def require(mechanism: str) -> None:
     try:
         await (await open_sandbox(mechanism, reduced=True, preload=())).close()
     except SandboxUnavailable as error:
@@ -93,7 +93,7 @@ async def need(mechanism: str) -> None:
 @pytest.mark.parametrize("mechanism", ["zygote", "namespaces", "landlock", "unsafe"])
 @pytest.mark.parametrize("seed", [0, 1, pytest.param(2, marks=pytest.mark.slow_smoke)])
 async def test_kill_at_any_moment_leaves_nothing(mechanism: str, seed: int) -> None:
-    await need(mechanism)
+    await require(mechanism)
     chance = random.Random(f"{mechanism}{seed}{time.time_ns()}")
     token, seconds = f"token{chance.getrandbits(60)}", str(chance.randint(80_000_000, 90_000_000))
     host = start_host(mechanism, token, seconds)
@@ -118,7 +118,7 @@ async def test_kill_at_any_moment_leaves_nothing(mechanism: str, seed: int) -> N
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_signal_leaves_nothing(number: int) -> None:
-    await need("namespaces")
+    await require("namespaces")
     token = f"token{random.getrandbits(60)}"
     host = start_host("namespaces", token, "81000000")
     assert host.stdout.readline() == "open\n"
@@ -132,7 +132,7 @@ async def test_signal_leaves_nothing(number: int) -> None:
 
 @pytest.mark.parametrize("mechanism", ["zygote", "namespaces", "landlock", "unsafe"])
 async def test_closing_leaves_nothing(mechanism: str) -> None:
-    await need(mechanism)
+    await require(mechanism)
     token = f"token{random.getrandbits(60)}"
     groups_before = set(groups_and_folders(os.getpid()))
     descriptors_before = open_descriptors()
@@ -175,7 +175,7 @@ async def test_deeply_nested_folders_are_removed(open_session) -> None:
 
 
 async def test_opening_may_be_cancelled() -> None:
-    await need("namespaces")
+    await require("namespaces")
     groups_before = set(groups_and_folders(os.getpid()))
     async with await open_sandbox("namespaces", preload=()) as sandbox:
         for delay in (0, 0.0005, 0.001, 0.003, 0.006, 0.01):

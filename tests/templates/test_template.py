@@ -62,7 +62,7 @@ def test_start_raises_if_the_template_raises() -> None:
 # ── extend: the suffix of the full rendering ──
 
 
-def as_rendered(template: Template, delta: Sequence[Message]) -> bool:
+def matches_rendering(template: Template, delta: Sequence[Message]) -> bool:
     """Whether `extend` gives the same text as rendering, in every code path."""
     extended = template.extend(delta)
     return (extended.close, extended.ids) == template._render_and_encode(delta, template._render_suffix)
@@ -88,7 +88,7 @@ def test_extend_is_the_suffix_of_the_full_rendering(case: Case, contents: list[s
 def test_learned_scaffolding_equals_rendering(case: Case, contents: list[str]) -> None:
     for kind in allowed_kinds(case):
         _, delta = delta_of(kind, contents)
-        assert as_rendered(case.template, delta), kind
+        assert matches_rendering(case.template, delta), kind
     for opening in ([user(contents[0])], [Message("system", contents[1]), user(contents[0])]):
         try:
             rendered = case.template._render_and_encode(opening, case.template._render_whole)
@@ -122,7 +122,7 @@ def test_call_ids_are_rendered_without_new_scaffolding() -> None:
 def test_call_ids_are_adapted_to_mistral(call_id: str) -> None:
     template = BY_NAME["mistral_nemo"].template
     delta = [Message("tool", "r", name="search", tool_call_id=call_id)]
-    assert as_rendered(template, delta)
+    assert matches_rendering(template, delta)
 
 
 def test_template_that_compares_contents_with_literals_is_rendered() -> None:
@@ -134,7 +134,7 @@ def test_template_that_compares_contents_with_literals_is_rendered() -> None:
     )
     template = _over_smollm2(source)
     for text in ("fine", "ERROR: no", "N/A", "an ERROR"):
-        assert as_rendered(template, [user(text)])
+        assert matches_rendering(template, [user(text)])
     assert "(failed) ERROR" in template.codec.decode(template.extend([user("ERROR: no")]).ids)
     assert template._encode_by_form([user("fine")], template._render_suffix, template.codec.plain) is not None
 
@@ -240,7 +240,7 @@ def test_fragments_of_control_tokens_do_not_combine(case: Case, data: st.DataObj
         assert _control(case, template.extend(delta).ids) == _control(
             case, template.extend(delta_of(kind, ["x"] * 3)[1]).ids
         )
-        assert as_rendered(template, delta)
+        assert matches_rendering(template, delta)
 
 
 def test_control_token_split_over_two_parts_stays_text() -> None:
@@ -286,7 +286,7 @@ def test_tools_cannot_forge_a_turn(case: Case) -> None:
 def test_private_use_characters_are_kept(case: Case, text: str) -> None:
     assert text in case.template.codec.decode(case.template.start([user(text)]))
     if "user" not in case.template.rejections:
-        assert as_rendered(case.template, [user(text)])
+        assert matches_rendering(case.template, [user(text)])
         assert text in case.template.codec.decode(case.template.extend([user(text)]).ids)
 
 

@@ -57,7 +57,7 @@ class Counter(Environment):
 
     @tool
     async def press(self, times: int) -> str:
-        """Press the button so many times."""
+        """Press the button several times."""
         self.shown += times
         return f"The counter shows {self.shown}."
 

@@ -30,7 +30,7 @@ STEPS = 3
 
 
 @pytest.fixture(scope="module")
-def undisturbed(train: Train, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+def undisturbed_run(train: Train, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     return train(tmp_path_factory.mktemp("sync") / "run")
 
 
@@ -45,7 +45,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 
 
 @pytest.fixture(scope="module")
-def disturbed(train: Train, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+def disturbed_run(train: Train, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     """GiGPO on folded chains; a worker dies in the second step, and a server in a later one."""
     folder = tmp_path_factory.mktemp("deaths")
     recipe = shutil.copy(RECIPE, folder / "recipe.py")
@@ -56,8 +56,8 @@ def disturbed(train: Train, tmp_path_factory: pytest.TempPathFactory) -> RunDire
     return train(folder / "run", *options, recipe=str(recipe))
 
 
-def test_chains_of_the_first_step_are_those_of_a_local_run(undisturbed: RunDirectory, local: RunDirectory) -> None:
-    local_chains, verl_chains = local.trajectories(1), undisturbed.trajectories(1)
+def test_chains_of_the_first_step_are_those_of_a_local_run(undisturbed_run: RunDirectory, local: RunDirectory) -> None:
+    local_chains, verl_chains = local.trajectories(1), undisturbed_run.trajectories(1)
     assert len(local_chains) == len(verl_chains) == 16
     for one, other in zip(local_chains, verl_chains, strict=True):
         assert one.trajectory.id == other.trajectory.id
@@ -71,8 +71,8 @@ def test_chains_of_the_first_step_are_those_of_a_local_run(undisturbed: RunDirec
             assert np.abs(credit - row).max() <= 1e-6
 
 
-def test_first_update_is_that_of_a_local_run(undisturbed: RunDirectory, local: RunDirectory) -> None:
-    local_metrics, verl_metrics = read_metrics(local)[0], read_metrics(undisturbed)[0]
+def test_first_update_is_that_of_a_local_run(undisturbed_run: RunDirectory, local: RunDirectory) -> None:
+    local_metrics, verl_metrics = read_metrics(local)[0], read_metrics(undisturbed_run)[0]
     for name in ("reward/mean", "selection/groups", "policy/tokens", "policy/learning_rate", "chain/turns"):
         assert verl_metrics[name] == pytest.approx(local_metrics[name]), name
     for name in ("policy/loss", "policy/loss_policy", "policy/grad_norm", "policy/entropy"):
@@ -81,10 +81,10 @@ def test_first_update_is_that_of_a_local_run(undisturbed: RunDirectory, local: R
     assert verl_metrics["policy/staleness_max"] == 0
 
 
-@pytest.mark.parametrize("name", ["undisturbed", "disturbed"])
+@pytest.mark.parametrize("name", ["undisturbed_run", "disturbed_run"])
 def test_advantages_are_those_of_the_algorithm(name: str, request: pytest.FixtureRequest) -> None:
     run: RunDirectory = request.getfixturevalue(name)
-    algorithm = build_algorithm("grpo" if name == "undisturbed" else "gigpo")
+    algorithm = build_algorithm("grpo" if name == "undisturbed_run" else "gigpo")
     compared = 0
     for step in range(1, STEPS + 1):
         stored = run.trajectories(step)
@@ -106,30 +106,30 @@ def test_advantages_are_those_of_the_algorithm(name: str, request: pytest.Fixtur
                     assert np.abs(expected - row).max() <= 1e-6
                     compared += 1
     assert compared > 10
-    if name == "disturbed":
+    if name == "disturbed_run":
         assert max(len(chain.trajectory.segments) for chain in stored) > 1
 
 
-def test_run_directory_is_complete(undisturbed: RunDirectory) -> None:
-    records = undisturbed.records()
+def test_run_directory_is_complete(undisturbed_run: RunDirectory) -> None:
+    records = undisturbed_run.records()
     assert [record.step for record in records] == [0, 1, 2, 3]
     assert records[0].eval is not None
     assert records[-1].eval is not None
-    assert len(undisturbed.trajectories(3, held_out=True)) == 8
-    assert undisturbed.report.is_file()
+    assert len(undisturbed_run.trajectories(3, held_out=True)) == 8
+    assert undisturbed_run.report.is_file()
     for record in records[1:]:
         assert record.metrics["chains"] == 16
         assert {"generate", "tools", "waiting", "update", "publish", "evaluate", "other"} <= set(record.seconds)
-    stored = undisturbed.config
+    stored = undisturbed_run.config
     assert stored["on"] == "verl"
     assert stored["cluster"]["nodes"] == 2
 
 
-def test_checkpoint_loads_in_transformers(undisturbed: RunDirectory) -> None:
+def test_checkpoint_loads_in_transformers(undisturbed_run: RunDirectory) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    folders = sorted(undisturbed.checkpoints.glob("global_step_*"))
+    folders = sorted(undisturbed_run.checkpoints.glob("global_step_*"))
     assert [folder.name for folder in folders][-2:] == ["global_step_2", "global_step_3"]
     model = AutoModelForCausalLM.from_pretrained(folders[-1] / "actor" / "huggingface", dtype=torch.float32)
     previous_model = AutoModelForCausalLM.from_pretrained(folders[-2] / "actor" / "huggingface", dtype=torch.float32)
@@ -143,10 +143,10 @@ def test_checkpoint_loads_in_transformers(undisturbed: RunDirectory) -> None:
     assert state["best"] is not None
 
 
-def test_killed_worker_and_server_cost_no_chain(disturbed: RunDirectory) -> None:
-    deaths = disturbed.path.parent / "deaths"
+def test_killed_worker_and_server_cost_no_chain(disturbed_run: RunDirectory) -> None:
+    deaths = disturbed_run.path.parent / "deaths"
     assert sorted(path.name for path in deaths.iterdir()) == ["server.done", "worker.done"]
-    metrics = read_metrics(disturbed)
+    metrics = read_metrics(disturbed_run)
     assert [record["step"] for record in metrics] == [1, 2, 3, 4, 5]
     for line in metrics:
         assert line["chains"] == 16
@@ -155,7 +155,7 @@ def test_killed_worker_and_server_cost_no_chain(disturbed: RunDirectory) -> None
     assert metrics[-1]["rollout/reruns"] >= 1
 
 
-def test_workers_can_be_restarted_without_objects_of_other_processes(undisturbed: RunDirectory) -> None:
+def test_workers_can_be_restarted_without_objects_of_other_processes(undisturbed_run: RunDirectory) -> None:
     """Ray warns where the constructor of an actor that it restarts has arguments that may be lost."""
     logs = list(SESSIONS.glob("session_*/logs/python-core-worker-*.log"))
     assert logs

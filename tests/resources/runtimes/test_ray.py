@@ -236,85 +236,90 @@ async def test_missing_ray_error_names_the_extra(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.fixture(scope="module")
-def shared(cluster: Any) -> Iterator[RayManager]:
+def shared_manager(cluster: Any) -> Iterator[RayManager]:
     """One manager for several tests, which leave its only instance where they found it."""
     manager = RayManager("shared", {Counter: ONE})
     yield manager
     asyncio.run(manager.close())
 
 
-async def test_pool_metrics_of_manager_and_process(shared: RayManager) -> None:
-    assert shared.pool_metrics() == []
-    async with shared.leases(TASK, [Counter]) as leases:
+async def test_pool_metrics_of_manager_and_process(shared_manager: RayManager) -> None:
+    assert shared_manager.pool_metrics() == []
+    async with shared_manager.leases(TASK, [Counter]) as leases:
         await leases.act([Counter], lambda environments: environments[Counter].press(2))  # type: ignore[attr-defined]
-        [figures] = shared.pool_metrics()
-        assert (figures.environment, figures.runtime, figures.leased, shared.num_instances) == ("Counter", "ray", 1, 1)
+        [figures] = shared_manager.pool_metrics()
+        assert (figures.environment, figures.runtime, figures.leased, shared_manager.num_instances) == (
+            "Counter",
+            "ray",
+            1,
+            1,
+        )
         assert figures.seconds["step"]["count"] == figures.seconds["reset"]["count"] == 1
-    await until(lambda: shared.metrics()["Counter/leased"] == 0)
-    assert shared.pool_metrics()[0].warm == 1
+    await until(lambda: shared_manager.metrics()["Counter/leased"] == 0)
+    assert shared_manager.pool_metrics()[0].warm == 1
 
 
-async def test_cancelled_request_holds_no_lease(shared: RayManager) -> None:
+async def test_cancelled_request_holds_no_lease(shared_manager: RayManager) -> None:
     async def ask(seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds), shared.leases(TASK, [Counter]) as leases:
+            async with asyncio.timeout(seconds), shared_manager.leases(TASK, [Counter]) as leases:
                 await leases.get(Counter)
 
     await ask(60)
     for milliseconds in range(0, 20, 2):
         await asyncio.gather(*[ask(milliseconds / 1000) for _ in range(5)])
-    await until(lambda: [(pool.leased, pool.waiting) for pool in shared.pool_metrics()] == [(0, 0)])
+    await until(lambda: [(pool.leased, pool.waiting) for pool in shared_manager.pool_metrics()] == [(0, 0)])
     await ask(60)
 
 
-async def test_leases_of_killed_process_are_released(cluster: Any, shared: RayManager) -> None:
-    buried = sum(pool.evicted for pool in shared.pool_metrics())
+async def test_leases_of_killed_process_are_released(cluster: Any, shared_manager: RayManager) -> None:
+    buried = sum(pool.evicted for pool in shared_manager.pool_metrics())
     environment = {**os.environ, "RAY_ADDRESS": cluster.address, "PYTHONPATH": os.pathsep.join(sys.path)}
     child = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", SECOND_CLIENT, shared.name, stdout=subprocess.PIPE, env=environment
+        sys.executable, "-c", SECOND_CLIENT, shared_manager.name, stdout=subprocess.PIPE, env=environment
     )
     assert child.stdout is not None
     assert await child.stdout.readline() == b"held\n"
-    async with shared.leases(TASK, [Counter]) as leases:
+    async with shared_manager.leases(TASK, [Counter]) as leases:
         waiting = asyncio.create_task(leases.get(Counter))
-        await until(lambda: [pool.waiting for pool in shared.pool_metrics()] == [2])
+        await until(lambda: [pool.waiting for pool in shared_manager.pool_metrics()] == [2])
         child.send_signal(signal.SIGKILL)
         await child.wait()
         async with asyncio.timeout(60):
             assert (await waiting).shown == 0
-        assert [(pool.leased, pool.evicted) for pool in shared.pool_metrics()] == [(1, buried + 1)]
+        assert [(pool.leased, pool.evicted) for pool in shared_manager.pool_metrics()] == [(1, buried + 1)]
 
 
 async def test_dead_manager_is_a_fault_and_ends_its_instances(cluster: Any) -> None:
-    shared = RayManager("mortal", {Counter: ONE})
-    async with shared.leases(TASK, [Counter]) as leases, shared.leases(TASK, [Counter]) as other_leases:
+    shared_manager = RayManager("mortal", {Counter: ONE})
+    async with shared_manager.leases(TASK, [Counter]) as leases, shared_manager.leases(TASK, [Counter]) as other_leases:
         world = await leases.get(Counter)
         pid = await world.pid()
         waiting = asyncio.create_task(other_leases.get(Counter))
-        await until(lambda: shared.pool_metrics()[0].waiting == 1)
-        ray.kill(ray.get_actor(shared.name, namespace="agentfly"))
-        with pytest.raises(EnvironmentFault, match=f"the manager '{shared.name}' cannot be reached: "):
+        await until(lambda: shared_manager.pool_metrics()[0].waiting == 1)
+        ray.kill(ray.get_actor(shared_manager.name, namespace="agentfly"))
+        with pytest.raises(EnvironmentFault, match=f"the manager '{shared_manager.name}' cannot be reached: "):
             await waiting
         await until(lambda: not alive(pid))
         with pytest.raises(EnvironmentFault, match="Counter on node"):
             await world.press(1)
-    async with shared.leases(TASK, [Counter]) as leases:
+    async with shared_manager.leases(TASK, [Counter]) as leases:
         assert await (await leases.get(Counter)).pid() != pid
-    await shared.close()
+    await shared_manager.close()
 
 
-async def test_clients_of_a_shared_manager_must_agree(shared: RayManager) -> None:
-    await shared.warm_up([Counter])
-    other = RayManager(shared.name, {Counter: Pool(max_instances=2)})
+async def test_clients_of_a_shared_manager_must_agree(shared_manager: RayManager) -> None:
+    await shared_manager.warm_up([Counter])
+    other = RayManager(shared_manager.name, {Counter: Pool(max_instances=2)})
     with pytest.raises(ConfigError, match="another pool here"):
         await other.warm_up([Counter])
     await other.close()
     with pytest.raises(ConfigError, match="instances=3 is asked of a manager that was made with instances=None"):
-        await RayManager(shared.name, instances=3).warm_up([Counter])
+        await RayManager(shared_manager.name, instances=3).warm_up([Counter])
     with pytest.raises(ConfigError, match="Counter has the runtime 'process'"):
-        RayManager(shared.name, {Counter: Pool(runtime="process")}).pool(Counter)
+        RayManager(shared_manager.name, {Counter: Pool(runtime="process")}).pool(Counter)
     with pytest.raises(ConfigError, match="cannot take turns"):
-        RayManager(shared.name, {Counter: Pool(scope=Scope.GLOBAL)}).pool(Counter)
+        RayManager(shared_manager.name, {Counter: Pool(scope=Scope.GLOBAL)}).pool(Counter)
     with pytest.raises(ConfigError, match="known by a name"):
         RayManager({Counter: ONE})  # type: ignore[arg-type]
 

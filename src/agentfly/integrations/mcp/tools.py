@@ -118,13 +118,13 @@ _STEPS_LEFT: ContextVar[int] = ContextVar("steps_left", default=MAX_VALIDATION_S
 def _count_steps(check: Callable[..., Any]) -> Callable[..., Any]:
     """The check of a keyword, counted as a step of the validation."""
 
-    def counted(*args: Any) -> Any:
+    def check_and_count(*args: Any) -> Any:
         if (left := _STEPS_LEFT.get()) == 0:
             raise ValidationTooLong(f"that takes more than {MAX_VALIDATION_STEPS:,} steps")
         _STEPS_LEFT.set(left - 1)
         return check(*args)
 
-    return counted
+    return check_and_count
 
 
 def _skip(*_: Any) -> None:
