@@ -19,13 +19,13 @@ from typing import Any
 from agentfly.agents import HFAgent
 from agentfly.backends.base import Backend, Request
 from agentfly.environments.alfworld import ALFWorld
-from agentfly.environments.alfworld.environment import ALFWorldEngine, UpstreamGame
 from agentfly.environments.alfworld.game import ALFWorldGame
 from agentfly.environments.alfworld.household import Household, next_command
 from agentfly.resources import ResourceManager
 from agentfly.rewards import alfworld_won
 from agentfly.types import Completion, FinishReason, Task
 from benchmarks.table import print_table
+from tests.environments.alfworld.official import ALFWorldEngine, OfficialEngine
 
 INSTANCES = (1, 16, 64)
 TOKENIZER = Path(__file__).resolve().parents[1] / ".cache" / "tokenizers" / "smollm2"
@@ -59,7 +59,7 @@ def play(make: Callable[[ALFWorldGame], ALFWorldEngine], games: list[ALFWorldGam
         resetting += reset - started
         steps += len(commands)
         assert won
-        if isinstance(engine, UpstreamGame):
+        if isinstance(engine, OfficialEngine):
             engine.close()
     return 1000 * resetting / len(games), 1000 * stepping / steps, steps
 
@@ -71,7 +71,7 @@ def compare_engines(quick: bool) -> list[list[str]]:
     rows = [["ours", f"{reset:.3f}", f"{step:.4f}", f"{1000 / step:.0f}", str(steps), "1×"]]
     if importlib.util.find_spec("textworld") is None:
         return [*rows, ["official: not installed"]]
-    slow_reset, slow_step, played_steps = play(UpstreamGame, games[: 1 if quick else 6])
+    slow_reset, slow_step, played_steps = play(OfficialEngine, games[: 1 if quick else 6])
     ratio = f"{slow_step / step:.0f}× per step, {slow_reset / reset:.0f}× per reset"
     figures = [f"{slow_reset:.0f}", f"{slow_step:.1f}", f"{1000 / slow_step:.1f}", str(played_steps), ratio]
     return [*rows, ["official", *figures]]

@@ -13,7 +13,6 @@ from agentfly import plugins
 
 if TYPE_CHECKING:
     from agentfly.environments.alfworld import ALFWorld as ALFWorld
-    from agentfly.environments.alfworld import ALFWorldUpstream as ALFWorldUpstream
     from agentfly.environments.code_interpreter import CodeInterpreter as CodeInterpreter
     from agentfly.environments.code_judge import CodeJudge as CodeJudge
     from agentfly.environments.games.chess_puzzle import ChessPuzzle as ChessPuzzle

@@ -18,10 +18,10 @@ from random import Random
 from typing import Any
 
 from agentfly.environments.alfworld import ALFWorld
-from agentfly.environments.alfworld.environment import ALFWorldEngine, UpstreamGame
 from agentfly.environments.alfworld.game import ALFWorldGame, ALFWorldGoal, TaskType
 from agentfly.environments.alfworld.household import Household, next_command
 from agentfly.environments.alfworld.tasks import ALFWORLD, OfficialGame, official_games
+from tests.environments.alfworld.official import ALFWorldEngine, OfficialEngine
 
 TRACES = Path(__file__).with_name("traces.json.xz")
 LENGTH = 40
@@ -133,7 +133,7 @@ def main() -> None:
         if name in traces:
             continue
         commands = wander(game, number)
-        engine = UpstreamGame(game, **texts)
+        engine = OfficialEngine(game, **texts)
         recorded = "".join(replay(engine, commands))
         transcript = "".join(replay(Household(game), commands))
         engine.close()

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from agentfly.environments.alfworld import ALFWorld
-from agentfly.environments.alfworld.environment import UpstreamGame
 from agentfly.environments.alfworld.game import ALFWorldGame
 from agentfly.environments.alfworld.household import Household
 from agentfly.environments.alfworld.tasks import ALFWORLD, OfficialGame, official_games
 from agentfly.errors import DataError
+from tests.environments.alfworld.official import OfficialEngine
 from tests.environments.alfworld.record import TRACES, WEIGHTS, digest, official_texts, replay, wander
 
 SHARED = ("train", "valid_train", "valid_seen")
@@ -92,6 +92,6 @@ def test_the_official_engine_agrees_live(tmp_path: Path) -> None:
         pass  # the generated one is still played
     for number, (alfworld_game, texts) in enumerate(played):
         commands = wander(alfworld_game, 1000 + number)[:12]
-        engine = UpstreamGame(alfworld_game, **texts)
+        engine = OfficialEngine(alfworld_game, **texts)
         assert list(replay(engine, commands)) == list(replay(Household(alfworld_game), commands))
         engine.close()

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import importlib.util
 import json
 
 import pytest
 
 from agentfly.agents import HFAgent
-from agentfly.environments.alfworld import ALFWorld, ALFWorldUpstream
-from agentfly.environments.alfworld.environment import UpstreamGame, alfworld_episode_reward, alfworld_won
-from agentfly.errors import ConfigError, DataError
+from agentfly.environments.alfworld import ALFWorld
+from agentfly.environments.alfworld.environment import alfworld_episode_reward, alfworld_won
+from agentfly.errors import DataError
 from agentfly.sft.demonstrations import demonstrate
 from agentfly.types import Task, ToolCall
 from tests.fakes import call
@@ -113,15 +111,3 @@ async def test_shows_commands_appends_admissible_commands() -> None:
 async def test_a_task_without_a_game_is_rejected() -> None:
     with pytest.raises(DataError, match=r"ALFWorld\.draw_tasks"):
         await ALFWorld().reset(Task.of("Put a mug on the desk."))
-
-
-async def test_the_official_engine_is_the_same_environment() -> None:
-    (row,) = ALFWorld.draw_tasks("train", 1, kinds=["look_at_obj_in_light"])
-    if importlib.util.find_spec("textworld") is None:
-        with pytest.raises(ConfigError, match=r"agentfly-rl\[alfworld\]"):
-            UpstreamGame((await reset_env(row))._game)
-        pytest.skip("the official engine is in the extra 'alfworld', which is not installed")
-    agent = agent_of(ALFWorldUpstream)
-    demonstrations = await asyncio.wait_for(demonstrate(agent, [row], max_turns=60), 170)
-    assert len(demonstrations.accepted) == 1
-    await agent.manager.close()

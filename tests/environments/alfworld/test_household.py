@@ -9,8 +9,9 @@ import pytest
 
 from agentfly.environments.alfworld.game import ALFWorldGame, ALFWorldGoal, Receptacle, TaskType, Thing
 from agentfly.environments.alfworld.household import Household
-from agentfly.environments.alfworld.pddl import read_problem, write_problem
+from agentfly.environments.alfworld.pddl import read_problem
 from agentfly.errors import DataError
+from tests.environments.alfworld.official import write_problem
 
 KITCHEN = ALFWorldGame(
     task="put a hot apple in fridge.",

@@ -12,9 +12,9 @@ from agentfly.data import read_tasks
 from agentfly.environments.alfworld import ALFWorld
 from agentfly.environments.alfworld.game import ALFWorldGame, TaskType
 from agentfly.environments.alfworld.household import Household, next_command
-from agentfly.environments.alfworld.pddl import write_problem
 from agentfly.environments.alfworld.tasks import content_key, official_tasks
 from agentfly.errors import ConfigError, DataError
+from tests.environments.alfworld.official import write_problem
 
 GRAMMAR = 'action PutObject { template :: "move {o} to {r}"; } "rhs": "Your task is to: put a cup on shelf."'
 

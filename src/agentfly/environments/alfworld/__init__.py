@@ -1,6 +1,6 @@
-"""ALFWorld: the household games of the benchmark, in a fast interpreter or in the official engine."""
+"""ALFWorld: the household games of the benchmark, in a fast interpreter."""
 
-from agentfly.environments.alfworld.environment import ALFWorld, ALFWorldUpstream
+from agentfly.environments.alfworld.environment import ALFWorld
 from agentfly.environments.alfworld.tasks import official_tasks
 
-__all__ = ["ALFWorld", "ALFWorldUpstream", "official_tasks"]
+__all__ = ["ALFWorld", "official_tasks"]

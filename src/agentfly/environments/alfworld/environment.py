@@ -1,4 +1,4 @@
-"""ALFWorld as an environment: one command at a time until the goal is reached, in our engine or the official one.
+"""ALFWorld as an environment: one command at a time until the goal is reached.
 
 A won game stays won: the chain ends there, and further commands of the same turn are not carried out.
 """
@@ -8,70 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from agentfly.environment import Environment, Pool
+from agentfly.environment import Environment
 from agentfly.environments.alfworld.game import ALFWorldGame
 from agentfly.environments.alfworld.household import NOTHING_HAPPENS, Household, next_command
-from agentfly.environments.alfworld.pddl import write_problem
 from agentfly.environments.alfworld.tasks import draw_tasks
 from agentfly.environments.data import get_column
-from agentfly.errors import ConfigError, require_extra
+from agentfly.errors import ConfigError
 from agentfly.scoring import reward
 from agentfly.tooling import tool
 from agentfly.types import Task, ToolCall
-
-
-class UpstreamGame:
-    """A game played by the official engine, TextWorld with ALFWorld's domain and grammar.
-
-    It has the interface and the results of `Household`, which is tested against it, and is about a thousand times
-    slower.
-    """
-
-    def __init__(self, game: ALFWorldGame, **texts: str) -> None:
-        """`texts` override `pddl_problem`, `pddl_domain` or `grammar`, as in game files."""
-        with require_extra("ALFWorld's own engine", "alfworld", "use the environment ALFWorld, which needs nothing"):
-            import textworld
-            from alfworld import info
-            from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
-            from textworld.envs.pddl import PddlEnv
-        with open(info.ALFRED_PDDL_PATH) as domain, open(info.ALFRED_TWL2_PATH) as grammar:
-            defaults = {"pddl_domain": domain.read(), "grammar": grammar.read().replace("UNKNOWN GOAL.", game.task)}
-        infos = textworld.EnvInfos(won=True, admissible_commands=True)
-        self._engine: Any = AlfredDemangler(PddlEnv(infos))
-        self._engine.load({**defaults, "pddl_problem": write_problem(game), **texts})
-        self._state = self._engine.reset()
-
-    def introduction(self) -> str:
-        """Observation before the first command."""
-        return str(self._state.feedback)
-
-    def step(self, command: str) -> str:
-        """Carry out a command and return the observation."""
-        self._state, _, _ = self._engine.step(command)
-        # The package's grammar adds a blank line before the help text. The official games do not.
-        return str(self._state.feedback).removeprefix("\n")
-
-    @property
-    def commands(self) -> list[str]:
-        """All admissible commands."""
-        return list(self._state["admissible_commands"])
-
-    @property
-    def won(self) -> bool:
-        """Whether the goal currently holds."""
-        return bool(self._state["won"])
-
-    def close(self) -> None:
-        """Unload the planner's shared library."""
-        library = getattr(self._engine, "downward_lib", None)
-        if library is not None:
-            import fast_downward
-
-            fast_downward.close_lib(library)
-
-
-ALFWorldEngine = Household | UpstreamGame
-"""The two engines have the same interface."""
 
 
 class ALFWorld(Environment):
@@ -101,7 +46,6 @@ class ALFWorld(Environment):
         hint = "ALFWorld.draw_tasks and official_tasks make such rows"
         self._game = ALFWorldGame.from_json(get_column(task, "game", hint))
         self._house = Household(self._game)
-        self._engine: ALFWorldEngine = self._house
         self._commands: list[str] = []
         self.steps = 0
         """Number of commands so far."""
@@ -120,21 +64,19 @@ class ALFWorld(Environment):
         """
         if self.won:
             return {"observation": "The task is done.", "won": True, "ends_chain": True}
-        observation = self._engine.step(action)
-        if self._engine is not self._house:
-            self._house.step(action)  # the expert reads its state
-        self.won = self._engine.won
+        observation = self._house.step(action)
+        self.won = self._house.won
         self.steps += 1
         self._commands.append(action)
         self.invalid_actions += observation == NOTHING_HAPPENS
         if self.shows_commands and not self.won:
-            observation += f"\nYou can: {', '.join(self._engine.commands)}."
+            observation += f"\nYou can: {', '.join(self._house.commands)}."
         return {"observation": observation, "won": self.won, "ends_chain": self.won}
 
     @tool
     async def alfworld_get_admissible_commands(self) -> str:
         """List every command that does something now."""
-        return "\n".join(self._engine.commands)
+        return "\n".join(self._house.commands)
 
     @tool
     async def alfworld_get_task_objective(self) -> str:
@@ -158,24 +100,6 @@ class ALFWorld(Environment):
         if command is None:
             raise ConfigError(f"the expert finds no way to {self._game.task!r} from here")
         return ToolCall("alfworld_step", {"action": command})
-
-
-class ALFWorldUpstream(ALFWorld):
-    """The same household, played by the official engine (extra `alfworld`)."""
-
-    pool = Pool(runtime="process", reset_timeout=120.0)
-    _upstream: UpstreamGame | None = None
-
-    async def reset(self, task: Task) -> None:
-        """Start the game in the official engine; a `Household` follows along for the expert."""
-        await super().reset(task)
-        await self.close()
-        self._engine = self._upstream = UpstreamGame(self._game)
-
-    async def close(self) -> None:
-        if self._upstream is not None:
-            self._upstream.close()
-            self._upstream = None
 
 
 @reward

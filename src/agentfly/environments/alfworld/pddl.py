@@ -1,10 +1,10 @@
-"""Games as PDDL problems: reads those of the official games, and writes any game for the official engine."""
+"""Reads the PDDL problems of the official games."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from agentfly.environments.alfworld.game import TRAITS, ALFWorldGame, ALFWorldGoal, Receptacle, TaskType, Thing
 from agentfly.errors import DataError
@@ -21,8 +21,6 @@ _SIGNATURES: dict[TaskType, str] = {
 }
 """The predicates in the goal conjunction of each task type."""
 _TASK_TYPES = {tuple(sorted(signature.split())): kind for kind, signature in _SIGNATURES.items()}
-_DOMAIN_TYPES = {"rtype": {"Sink", "SinkBasin", "Microwave", "Fridge"}, "otype": {"Knife", "ButterKnife"}}
-"""Types that the domain's rules mention. Every problem must declare them."""
 
 
 def read_problem(text: str, task: str) -> ALFWorldGame:
@@ -144,77 +142,7 @@ def _number_entities(entities: set[str]) -> dict[str, str]:
     return names
 
 
-def write_problem(game: ALFWorldGame) -> str:
-    """The game as a PDDL problem; `read_problem` gives everything the same name again."""
-    names = [receptacle.name for receptacle in game.receptacles] + [thing.name for thing in game.things]
-    ids = {name: make_identifier(name, number) for number, name in enumerate(names)}
-    places = {game.start} | {location for thing in game.things for location in thing.at}
-    places |= {receptacle.at for receptacle in game.receptacles if receptacle.at is not None}
-
-    receptacle_types = {receptacle.type for receptacle in game.receptacles} | set(game.fits)
-    thing_types = {thing.type for thing in game.things} | {type_ for types in game.fits.values() for type_ in types}
-    thing_types.add(game.goal.thing)
-    (thing_types if game.goal.kind is TaskType.LOOK else receptacle_types).add(game.goal.target)
-    declared = {
-        "agent": ["player"],
-        "location": sorted(f"loc_bar_{number}" for number in places),
-        "receptacle": [ids[receptacle.name] for receptacle in game.receptacles],
-        "object": [ids[thing.name] for thing in game.things],
-        "rtype": [f"{name}Type" for name in sorted((receptacle_types | _DOMAIN_TYPES["rtype"]) - {""})],
-        "otype": [f"{name}Type" for name in sorted((thing_types | _DOMAIN_TYPES["otype"]) - {""})],
-    }
-    objects = "\n".join(f"{name} - {kind}" for kind, names in declared.items() for name in names)
-    facts = "\n".join(_facts(game, ids))
-    sections = f"(:objects {objects})\n(:init {facts})\n(:goal (and {_write_goal(game.goal)}))"
-    return f"(define (problem household) (:domain alfred)\n{sections})\n"
-
-
 def make_identifier(name: str, number: int) -> str:
     """The PDDL identifier of a name; identifiers sort by `number` within a type."""
     word = name.rpartition(" ")[0]
     return f"{word.removesuffix('basin')}_bar_{number:04}" + ("_bar_basin" if word.endswith("basin") else "")
-
-
-def _facts(game: ALFWorldGame, ids: Mapping[str, str]) -> Iterator[str]:
-    """The atoms of the initial state."""
-    yield f"(atLocation player loc_bar_{game.start})"
-    for receptacle in game.receptacles:
-        name = ids[receptacle.name]
-        if receptacle.type:
-            yield f"(receptacleType {name} {receptacle.type}Type)"
-        if receptacle.at is not None:
-            yield f"(receptacleAtLocation {name} loc_bar_{receptacle.at})"
-        if receptacle.openable:
-            yield f"(openable {name})"
-        if receptacle.opened:
-            yield f"(opened {name})"
-    for thing in game.things:
-        name = ids[thing.name]
-        if thing.type:
-            yield f"(objectType {name} {thing.type}Type)"
-        yield from (f"({trait} {name})" for trait in sorted(thing.traits))
-        yield from (f"(inReceptacle {name} {ids[inner]})" for inner in thing.inside)
-        yield from (f"(objectAtLocation {name} loc_bar_{location})" for location in thing.at)
-        yield from (f"(inReceptacleObject {ids[inner]} {name})" for inner in thing.holds)
-    for receptacle_type, types in game.fits.items():
-        yield from (f"(canContain {receptacle_type}Type {thing_type}Type)" for thing_type in sorted(types))
-
-
-def _write_goal(goal: ALFWorldGoal) -> str:
-    if goal.kind is TaskType.LOOK:
-        lamp = f"(objectType ?lamp {goal.target}Type) (toggleable ?lamp) (isToggled ?lamp) (inReceptacle ?lamp ?r)"
-        lit = f"(receptacleAtLocation ?r ?l) (atLocation ?a ?l) {lamp}"
-        return (
-            f"(exists (?lamp - object ?r - receptacle ?a - agent ?l - location) (and {lit}))"
-            f"(exists (?o - object ?b - agent) (and (objectType ?o {goal.thing}Type) (holds ?b ?o)))"
-        )
-
-    def write_placement(variable: str) -> str:
-        typed = f"(objectType {variable} {goal.thing}Type) (receptacleType ?r {goal.target}Type)"
-        return f"(inReceptacle {variable} ?r) {typed}"
-
-    if goal.kind is TaskType.PLACE_TWO:
-        both = f"(not (= ?o ?p)) {write_placement('?o')} {write_placement('?p')}"
-        return f"(exists (?r - receptacle ?o - object ?p - object) (and {both}))"
-    treated = "".join(f"({predicate} ?o) " for predicate in goal.kind.needs or ())
-    return f"(exists (?r - receptacle) (exists (?o - object) (and {treated}{write_placement('?o')})))"
