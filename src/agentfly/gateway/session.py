@@ -67,6 +67,8 @@ class TemplateCache:
             async with self._lock:
                 if key not in self._templates:  # another request may have loaded it while this one waited
                     self._templates[key] = await call(self._load, tools=tools)
+                    # A client may send other tools with every request: without a bound, memory would grow with the
+                    # requests.
                     if len(self._templates) > MAX_TEMPLATES:
                         self._templates.popitem(last=False)
         self._templates.move_to_end(key)
@@ -150,6 +152,7 @@ class GatewaySession:
         self._requests.add(task)
         self.last_used = time.monotonic()
         try:
+            # The deadline is that of the chain: with a limit per request, a client would get more time by asking again.
             remaining = None if self._deadline is None else max(self._deadline - time.monotonic(), 0)
             async with asyncio.timeout(remaining):
                 prompt = await self._build_prompt(request)
@@ -186,6 +189,8 @@ class GatewaySession:
             if recorder is None:
                 raise ApiError("previous_response_id needs a gateway that records; send the whole conversation instead")
             earlier = recorder.conversation(request.previous, request.instructions)
+            # Results of a Responses request have an id and no name, which templates print: it is that of the call they
+            # answer.
             names = {call.id: call.name for message in earlier for call in message.tool_calls}
             new_messages = [
                 replace(message, name=message.name or require_call(message.tool_call_id, names))
@@ -252,6 +257,8 @@ class GatewaySession:
             number = next(number for number in count() if number not in self._numbers)
             turn = self._limit(request.sampling, prompt_tokens, number)
             tokens = turn.sampling.max_tokens or 0
+            # Running turns count with all they may sample: by what they have sampled, two of them could exceed the
+            # limit together.
             possible = self._num_sampled + sum(self._reserved.values()) + tokens
             has_tokens = limits.max_chain_tokens is None or possible <= limits.max_chain_tokens
             if has_tokens and len(self.recorder.turns) + len(self._reserved) < limits.max_turns:
@@ -296,6 +303,7 @@ class GatewaySession:
                 on_tokens=on_tokens,
             )
         )
+        # An aborted turn is not recorded: the client goes on from before it, and no prompt would hold its tokens.
         if completion.finish is FinishReason.ABORTED:
             self.stop = StopReason.CANCELLED
             self.add_failure(FailureKind.CANCELLED, "the backend aborted the turn")
@@ -340,6 +348,7 @@ class GatewaySession:
         assert self.recorder is not None
         segments = self.recorder.close()
         stop = self.stop or StopReason.ANSWER
+        # Only a cancellation after the last recorded turn ended the chain. After an earlier one the client went on.
         last = self.failures[-1] if self.failures else None
         if last is not None and last.kind is FailureKind.CANCELLED and last.turn == len(self.recorder.turns):
             stop = StopReason.CANCELLED
@@ -354,6 +363,7 @@ class GatewaySession:
 
     async def close(self) -> None:
         """Refuse further requests, cancel those that are running, and wait until they have ended."""
+        # First: a request that arrives while others are cancelled would be sampled after the chain was recorded.
         self._closed = True
         running = list(self._requests)
         for task in running:

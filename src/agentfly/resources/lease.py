@@ -84,6 +84,7 @@ class GroupLeases:
             finally:
                 self._acquiring = False
                 self._changed.set()
+            # Stored when all are reset: after an error above, the next chain of the group tries again.
             self._held = {env_class: acquired.pop(env_class) for env_class in shared}
             self._holder = holder
             self._order = order
@@ -147,6 +148,7 @@ class Leases:
         self._lock = self._lock or asyncio.Lock()
         async with self._lock:
             if env_class not in self._held:
+                # To acquire one more while holding others can deadlock: two chains may wait for what the other has.
                 if self._plan and env_class not in self._plan:
                     planned = ", ".join(planned_class.__name__ for planned_class in self._plan)
                     raise ConfigError(
@@ -232,11 +234,13 @@ class Leases:
             try:
                 await instance.step("restore", self._provider.pool(env_class).settings.reset_timeout, state)
             except BaseException as error:
+                # Half restored, it is in a state that belongs to no chain.
                 instance.evict_reason = instance.evict_reason or describe(error)
                 raise
 
     async def release(self) -> None:
         """Release all instances."""
+        # Emptied first: a second release must not return an instance that another chain has by then.
         held, self._held = self._held, {}
         for env_class, instance in held.items():
             if self._provider.pool(env_class).settings.scope is not Scope.GROUP:
@@ -260,6 +264,7 @@ async def _acquire_all(
     try:
         for instance in instances:
             pool = provider.pool(instance.env_class)
+            # Other chains are using it: a reset would take their state away.
             if pool.is_shared:
                 continue
             started_at = time.monotonic()

@@ -81,6 +81,7 @@ class Instance:
 
         `pause` and `resume` are methods of the handle, the others of the environment.
         """
+        # `expired` tells the limit from a TimeoutError that the environment itself raises.
         limit = asyncio.timeout(timeout)
         try:
             owner = self.handle if method in ("pause", "resume") else self.handle.environment
@@ -102,6 +103,7 @@ class Instance:
     async def resume(self, timeout: float) -> None:
         """Resume it. If several chains lease it at once, one resumes it and the others wait."""
         async with self.lock:
+            # A pause that still runs is awaited: resumed before it, the instance would freeze during the chain's call.
             if self.pausing is not None and not self.evict_reason:
                 await self.pausing
                 await self.step("resume", timeout)
@@ -210,6 +212,8 @@ class PoolState:
     def head(self) -> LeaseRequest | None:
         """The oldest waiting request. None if the queue is empty."""
         queue = self.queue
+        # Cancelled requests go when they reach the top: to search the heap for each would take time linear in the
+        # queue.
         while queue and queue[0][2].future.done():
             heapq.heappop(queue)
         return queue[0][2] if queue else None
@@ -235,6 +239,7 @@ class PoolState:
         """Lease an instance to a holder; requires `ready()`."""
         instance = self._shared_instance()
         if instance is None:
+            # The last one used. What another pool's start evicts is taken from the other end.
             instance = self.idle.pop()
             instance.leased_at = time.monotonic()
             self.leased[instance.number] = instance
@@ -249,6 +254,7 @@ class PoolState:
         if needed and self.is_shared:
             needed = 0 if self._shared_instance() else 1
         missing = needed + self.settings.min_warm - len(self.idle) - self.starting
+        # Without the pause, a class whose start fails at once would be started in a loop that takes the whole CPU.
         if missing <= 0 or self.start_failures.retry_at > time.monotonic():
             return 0
         room = missing if self.max_instances is None else self.max_instances - self.count
@@ -261,7 +267,7 @@ class PoolState:
         return not instance.evict_reason and not worn_out
 
     def record_start_failure(self, error: BaseException, started_at: float) -> None:
-        """Count a failed start that began at `begun`, and set the time of the next attempt."""
+        """Count a failed start that began at `started_at`, and set the time of the next attempt."""
         self.failed_starts += 1
         failures = self.start_failures
         now = time.monotonic()
@@ -272,6 +278,7 @@ class PoolState:
         failures.reason = str(error)
         failures.misconfigured = isinstance(error.__cause__ or error, ConfigError)
         final = failures.count >= MAX_START_ATTEMPTS or failures.misconfigured
+        # While an instance lives, requests can still be served, only later.
         failures.broken = final and not self.idle and not self.leased
         backoff = min(BACKOFF * 2 ** (failures.count - 1), MAX_BACKOFF)
         failures.retry_at = now + (COOL_DOWN if failures.broken else backoff)

@@ -135,6 +135,7 @@ async def run_chains(
         _refuse_unbranchable(_environments_of(agent, tasks[0]))
     roots = Counter(job.group for job in jobs)
     groups = Groups(manager, roots)
+    # Exceptions travel through the queue, too: raised in a worker, the run would wait for its chain forever.
     done: asyncio.Queue[Trajectory | Exception] = asyncio.Queue()
     pending = deque(jobs)
     workers: list[asyncio.Task[None]] = []
@@ -143,6 +144,7 @@ async def run_chains(
 
     async def work() -> None:
         nonlocal idle
+        # A few workers take the jobs: a task per job would hold a million coroutines where 64 chains may run at once.
         while pending:
             job = pending.popleft()
             settings = _guard_observer(job.settings, done.put_nowait)
@@ -163,6 +165,9 @@ async def run_chains(
         nonlocal unfinished
         assert job.settings.branching is not None
         new_branches = job.settings.branching.branches - 1
+        # Numbers of branches follow from the chain, not from the order in which chains reach their fork: seeds depend
+        # on
+        # them, and the run could not be repeated otherwise.
         first = roots[job.group] + job.chain * new_branches
         numbers = range(first, first + new_branches)
         pending.extendleft(replace(job, chain=number, branch_of=job.chain, start=point) for number in numbers)
@@ -180,6 +185,7 @@ async def run_chains(
                     raise finished
                 yield finished
         finally:
+            # Also when the caller stops reading: chains that went on would hold environments and sample for no reader.
             for worker in workers:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
@@ -288,6 +294,9 @@ class Groups:
 
     def leave(self, number: int) -> None:
         """Count a chain of the group as ended, after its last attempt."""
+        # A retried chain leaves once: counted per attempt, the group's environments would be released while other
+        # chains
+        # of the task use them.
         self._chains_left[number] -= 1
         if not self._chains_left[number]:
             self._open.pop(number).close()
@@ -325,6 +334,8 @@ async def run_chain(
             notify = fork if start is None else None
             running_chain = chain_class(agent, task, group, chain, settings, leases, start=start, on_fork=notify)
             trajectory = await running_chain.run(attempt, failures)
+        # The leases are released here, before another attempt: with one instance, it would wait for that of the last
+        # one.
         kind = trajectory.stop.failure
         if kind is None or not settings.failures.should_retry(kind) or attempt >= settings.failures.retries:
             break

@@ -70,12 +70,14 @@ class Session:
 
     async def run(self, code: str, timeout: float | None = None) -> Outcome:
         """Run Python code; variables persist. Errors of the code are in the outcome, never raised."""
+        # A message above the session's limit would end it: the model would lose its variables for one long reply.
         if len(code) > _MAX_CODE:
             return results.rejected_outcome(f"The code has {len(code)} characters; {_MAX_CODE} are allowed.")
         return await self._call({"do": "run", "code": code}, timeout)
 
     async def shell(self, command: str, timeout: float | None = None) -> Outcome:
         """Run a shell command in the working folder. User code cannot forge its exit status."""
+        # The kernel refuses both in execve, which would read like a broken session. The model can act on this text.
         if "\0" in command or len(command) > _MAX_COMMAND:
             return results.rejected_outcome(
                 f"The command contains a NUL character, or more than {_MAX_COMMAND} characters: "
@@ -152,6 +154,7 @@ class Session:
 
     async def _call(self, question: dict[str, Any], timeout: float | None) -> Outcome:
         """Run one call within its time limit. Any protocol error ends the session, and the outcome explains it."""
+        # A call may shorten its time and never extend it: the limit is the user's, and the timeout may be the model's.
         seconds = self._limits.seconds if timeout is None else min(timeout, self._limits.seconds)
         async with self._lock:
             await self._resume()
@@ -161,11 +164,13 @@ class Session:
             try:
                 await self._exchange(question, call)
             except channel.ChannelError as error:
+                # Read before and after closing: the kill may be counted late, and the counter may go with the cgroup.
                 kills = self._host.memory_kills()
                 self._abandon(f"{type(error).__name__}: {error}")
                 status = await self._host.close()
                 call.memory_kills = max(kills, self._host.memory_kills()) - self._memory_kills
                 return call.session_lost(error, status, deadline.expired)
+            # A cancelled call may have left half of an answer on the socket, which the next one would read as its own.
             except BaseException:
                 self._abandon("its call was cancelled")
                 raise
@@ -179,6 +184,7 @@ class Session:
 
     async def _exchange(self, question: dict[str, Any], call: results.CallResult) -> None:
         """Send the question, collect output into `call`, then read the answer and the interpreter's reply."""
+        # User code runs beside the interpreter. With a number that it cannot guess, it cannot answer a call in advance.
         number = secrets.randbits(62)
         wire = self._host.channel
         wire.allow(self._call_budget)

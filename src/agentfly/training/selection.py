@@ -47,6 +47,7 @@ def find_exclusions(
     treatments = Counter(chain.treatment for chain in group)
     if treatments[TrainingTreatment.DROP_GROUP]:
         return [Exclusion.DROPPED] * len(group)
+    # A chain with treatment zero counts here: it is compared with the others, with a reward of 0.
     compared = len(group) - treatments[TrainingTreatment.MASK]
     reason = None
     if compared < min_chains:
@@ -97,6 +98,7 @@ def select_groups(
         if Exclusion.DROPPED in reasons:
             continue
         counts["zeroed"] += sum(chain.treatment is TrainingTreatment.ZERO for chain in chains)
+        # Counted whether or not such groups are kept: the metric says how hard the tasks are.
         if Exclusion.ALONE not in reasons:
             compared = sum(reason is not Exclusion.MASKED for reason in reasons)
             zero_variance += compared > 1 and is_uniform(chains)
@@ -122,5 +124,6 @@ def select_chains(chains: Iterable[Trajectory], config: TrainConfig) -> Selectio
 
 def select_greedy(chains: Iterable[Trajectory], config: TrainConfig) -> dict[int, Episode]:
     """The greedy chains that can serve as a baseline, by group."""
+    # A greedy chain is a baseline and is not trained itself, so one per group is enough, and needs no variance.
     selection = select_groups(chains, min_chains=1, keep_zero_variance=True, segment_reward=config.segment_reward)
     return {episode.trajectory.group: episode for (episode,) in selection.groups}

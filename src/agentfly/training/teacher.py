@@ -41,6 +41,8 @@ def load_teacher(config: TrainConfig, student: Any, device: torch.device, *, on_
         return None
     last = compare_vocabularies(config.model, name)
     teacher = load_model(resolve(name), device, teacher_dtype(config, on_gpu=on_gpu))
+    # More rows than ids are padding. Fewer would be an assertion of the GPU in the first batch that has such a token,
+    # without the token's name.
     rows = len(teacher.get_input_embeddings().weight)
     if rows <= last:
         raise ConfigError(
@@ -64,6 +66,7 @@ def compare_vocabularies(student: str, teacher: str) -> int:
     vocab, teacher_vocab = (load_tokenizer(resolve(name)).backend_tokenizer.get_vocab() for name in (student, teacher))
     if vocab == teacher_vocab:
         return max(vocab.values())
+    # The lowest id that differs: the tokens with high ids were added last, and differ between sizes of one family, too.
     token = min((vocab.items() ^ teacher_vocab.items()), key=lambda item: (item[1], item[0]))[0]
     entries = (f"id {ids[token]}" if token in ids else "unknown" for ids in (vocab, teacher_vocab))
     raise ConfigError(
@@ -84,6 +87,7 @@ class TeacherServer:
         self._base_url = config.teacher.base_url
         tokenizer: Tokenizer = load_tokenizer(resolve(config.model)).backend_tokenizer
         size = tokenizer.get_vocab_size()
+        # A server does not list its vocabulary. A text of tokens from all over ours shows whether its ids are the same.
         ids = range(0, size, max(size // _PROBE_TOKENS, 1))
         text = tokenizer.decode(list(ids), skip_special_tokens=False)
         expected = tokenizer.encode(text, add_special_tokens=False).ids
@@ -109,6 +113,7 @@ class TeacherServer:
 
     async def _send(self, requests: Any) -> list[Any]:
         """Send requests at once and return their results in order."""
+        # Connections belong to an event loop, and `wait_for` runs each call in a new one.
         client = ClientBackend(self._model, self._base_url, prompt_format="tokens")
         try:
             return await asyncio.gather(*requests(client))
