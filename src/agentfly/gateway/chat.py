@@ -281,6 +281,7 @@ def parse_sampling(body: Mapping[str, Any], max_tokens: int | None) -> Sampling:
     if (seed := get(body, "seed", int)) is not None:
         fields["seed"] = seed
     stop = body.get("stop", body.get("stop_sequences"))
+    # Anthropic's API calls the field stop_sequences.
     stop = [stop] if isinstance(stop, str) else stop or []
     if not isinstance(stop, list) or len(stop) > 64 or not all(isinstance(text, str) and text for text in stop):
         raise ApiError(f"'stop' must be a text or a list of at most 64 texts, not {stop!r:.80}")

@@ -88,6 +88,8 @@ class StopPolicy:
             if result.ends_chain:
                 return StopReason.TOOL_TIMEOUT if result.status is CallStatus.TIMEOUT else StopReason.TOOL_END, ()
             statuses.append(result.status)
+        # A truncated reply goes on if one of its calls ran: the calls were complete, and only text after them is
+        # missing.
         if cut is not None and CallStatus.OK not in statuses:
             return cut, ()
         if reply.answer is not None:
@@ -99,6 +101,7 @@ class StopPolicy:
         if results and not reply.problems and all(status in _SUCCESSFUL for status in statuses):
             if self._control.on_repeated_call is not None and all(result.repeated for result in results):
                 return self._count_failure(self._control.on_repeated_call, StopReason.REPEATED_CALL)
+            # Limits count turns in a row: a model that makes one mistake in ten turns must not run out of them.
             if self._failed_turns:
                 self._failed_turns.clear()
             return None, ()
@@ -163,6 +166,7 @@ def limit_sampling(
         (context_length, prompt, StopReason.CONTEXT_LIMIT),
         (limits.max_chain_tokens, sampled, StopReason.MAX_TOKENS),
     ):
+        # Strictly less: of equal limits the first names the cause.
         if limit is not None and (max_tokens is None or limit - used < max_tokens):
             max_tokens, truncation = limit - used, reason
     if max_tokens is not None and max_tokens <= 0:

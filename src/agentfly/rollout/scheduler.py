@@ -166,8 +166,7 @@ async def run_chains(
         assert job.settings.branching is not None
         new_branches = job.settings.branching.branches - 1
         # Numbers of branches follow from the chain, not from the order in which chains reach their fork: seeds depend
-        # on
-        # them, and the run could not be repeated otherwise.
+        # on them, and the run could not be repeated otherwise.
         first = roots[job.group] + job.chain * new_branches
         numbers = range(first, first + new_branches)
         pending.extendleft(replace(job, chain=number, branch_of=job.chain, start=point) for number in numbers)
@@ -295,8 +294,7 @@ class Groups:
     def leave(self, number: int) -> None:
         """Count a chain of the group as ended, after its last attempt."""
         # A retried chain leaves once: counted per attempt, the group's environments would be released while other
-        # chains
-        # of the task use them.
+        # chains of the task use them.
         self._chains_left[number] -= 1
         if not self._chains_left[number]:
             self._open.pop(number).close()

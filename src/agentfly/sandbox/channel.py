@@ -76,6 +76,7 @@ class SessionChannel:
         if self._expired:
             return True
         try:
+            # A peek: a byte read here would be missing from the next frame.
             return not self._socket.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
             return False
@@ -137,6 +138,7 @@ class SessionChannel:
             raise ChannelFlooded(str(error)) from error
         except frames.BrokenFrame as error:
             raise ProtocolViolation(str(error)) from error
+        # A budget over the whole call: each frame may be legal while millions of them fill the memory of this process.
         self._budget -= len(frame[1]) + _FRAME_COST
         self._num_received += 1
         if self._num_received % 64 == 0:  # let other tasks run even while frames arrive without a pause

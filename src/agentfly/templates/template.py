@@ -129,6 +129,7 @@ class Template:
         self.closes_turns = True
         """An assistant turn ends with a token of its own, not with the token that opens the next turn (GLM)."""
         with suppress(TemplateError):
+            # Found by rendering, not by name: derived models keep a template's name and change its tokens.
             closed = self.render([Message("user", "u"), Message("assistant", "zQ")], open_turn=False)
             self.closes_turns = self._close_pattern.search(closed, closed.rfind("zQ")) is not None
         self._closers = self.stop_ids if self.closes_turns else None
@@ -192,6 +193,7 @@ class Template:
 
         If `prompt` already opened the model's thinking, the text begins with the opening marker.
         """
+        # Only the last token: a stop token in the middle was sampled there, and must stay visible to the parser.
         text = self.codec.decode(ids[:-1] if ids and ids[-1] in self.stop_ids else ids)
         opening = self._thinking_opening(prompt)
         return text if not opening or text.lstrip().startswith(opening) else opening + text
@@ -214,6 +216,7 @@ class Template:
             ids.extend(token for token in new_ids if token not in self.stop_ids)
             context = self.codec.decode(ids[start:end])
             text = self.codec.decode(ids[start:])
+            # A character of several tokens decodes to the replacement character until its last token is there.
             if not text.endswith("\ufffd") or len(ids) - end > _MAX_PENDING_TOKENS:
                 decoded += text[len(context) :]
                 start, end = end, len(ids)
@@ -241,9 +244,11 @@ class Template:
                 "beginning: it cannot write an assistant turn"
             )
         text = self.cut_after_close(whole[len(prompt) :])
+        # Many templates drop the thinking of earlier turns: SFT would train a reply that lacks what was demonstrated.
         for passage in (reply.thinking, reply.text):
             if "".join(passage.split()) not in "".join(text.split()):
                 raise TemplateError(f"template {self.name!r} does not write all of a reply: {passage!r:.80} is lost")
+        # Parsed back as at sampling time: calls that the model would learn and the parser not read train to no effect.
         written = len(self.parse_text(self.thinking_opening(prompt) + text).calls) if reply.tool_calls else 0
         if written != len(reply.tool_calls):
             raise TemplateError(
@@ -322,6 +327,7 @@ class Template:
         """Return the token that closes the turn before `messages`, and the text from there to the next turn."""
         mark = f"zQ{guard}Qz"
         problem = TemplateError(f"template {self.name!r} drops the assistant turn before {delta_kind(messages)}")
+        # The text depends on the delta and not on the turn before it, so a placeholder turn gives the same suffix.
         for turn in _placeholder_turns(mark, messages):
             try:
                 full = self.render([Message("user", "u"), turn, *messages], guard=guard)

@@ -70,6 +70,7 @@ class CheckpointManager:
             tensors = {name: value.detach().cpu().contiguous().clone() for name, value in state.tensors.items()}
             save_file(tensors, draft / "trainer.safetensors")
             (draft / "trainer.json").write_text(json.dumps({"step": state.step, **state.values}), encoding="utf-8")
+            # Checksums and fsync before the rename: after a power cut, a name may be on disk before the data it names.
             seal(draft)
             if path.is_dir():  # of a run that was resumed from an earlier step
                 shutil.rmtree(path)
@@ -85,6 +86,7 @@ class CheckpointManager:
                 f"the checkpoint of step {state.step} could not be written to {self._folder}: {error}; {newest}. "
                 "Free some space, then resume with --resume"
             ) from error
+        # After the rename: a full disk must not cost the older checkpoint that was complete.
         for step in self.steps()[: -self._keep]:
             if step != best:
                 shutil.rmtree(self.path(step))
@@ -118,6 +120,7 @@ class CheckpointManager:
         skipped = []
         for candidate in reversed(candidates):
             path = self.path(candidate)
+            # A disk error in the newest checkpoint costs some steps, not the run.
             if not (damage := _find_damage(path)):
                 return _read(path)
             _LOG.warning("%s is not a valid checkpoint (%s) and is skipped", path, damage)

@@ -36,6 +36,7 @@ def weights_for(learner: Learner, backend: Backend) -> Iterable[tuple[str, torch
     engine_weights = backend.weights
     if not engine_weights:
         return learner.weights(merged=True)
+    # By identity: the engine samples from the learner's own tensors, so that an update needs no copy at all.
     shared = {id(weight) for weight in engine_weights.values()}
     if all(id(weight) in shared for weight in learner.trainable_weights.values()):
         return ()

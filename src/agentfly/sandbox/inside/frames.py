@@ -127,6 +127,7 @@ class FrameBuffer:
         length, kind = _HEADER.unpack_from(self._data)
         if kind not in (self._limits if kinds is None else kinds):
             raise BrokenFrame(f"a frame of kind {kind!r}")
+        # Checked by the header: a peer that announces four gigabytes is refused before any of them is buffered.
         max_bytes = min(self._limits[kind], budget)
         if length > max_bytes:
             raise FrameTooLong(f"a frame of {length} bytes, more than {max(max_bytes, 0)}")
