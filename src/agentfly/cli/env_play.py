@@ -26,7 +26,7 @@ from agentfly.cli.signals import Terminated
 from agentfly.environment import Environment, Scope
 from agentfly.errors import ConfigError, EnvironmentFault, describe
 from agentfly.resources import ResourceManager
-from agentfly.runs.thumbnails import print_image
+from agentfly.runs.thumbnails import describe_image
 from agentfly.templates.parsers.pythonic import parse_python_calls
 from agentfly.tooling import Context, Tool, Toolbox, ToolResult
 from agentfly.trajectory import CallStatus
@@ -257,13 +257,13 @@ def _handle(console: Console, background: _BackgroundLoop, session: PlaySession,
 
 
 def _print_content(console: Console, content: Content, mark: str = "", style: str = "") -> None:
-    """Print text as the model would see it; images are shown as half blocks, and written to files."""
+    """Print text as the model would see it; images are written to files."""
     for piece in (content,) if isinstance(content, str) else content:
         if isinstance(piece, str):
             print_text(console, mark + piece, style)
             mark = ""
             continue
-        print_image(console, piece)
+        print_text(console, describe_image(piece), "dim")
         header, comma, data = piece.url.partition(";base64,")
         if comma:
             suffix = "".join(filter(str.isalnum, header.rpartition("/")[2]))[:8]

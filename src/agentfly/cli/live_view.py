@@ -16,10 +16,10 @@ from rich.text import Text
 from agentfly.cli.console import safe_text
 from agentfly.rollout import RunResult, events
 from agentfly.runs.console import ECHO_WIDTH
-from agentfly.runs.thumbnails import describe_image, draw_blocks, has_colors
+from agentfly.runs.thumbnails import describe_image
 from agentfly.segment import AUTHOR_COLORS, Author
 from agentfly.trajectory import CallStatus, FailureKind, Trajectory
-from agentfly.types import Content, Image, ToolCall
+from agentfly.types import Content, ToolCall
 
 PANELS = 6
 """Maximum number of chains shown; further ones are only counted."""
@@ -37,8 +37,6 @@ class ChainView:
         self.lines = Text()
         self._partial = ""
         self.reward: float | None = None
-        self.image: Image | None = None
-        """The image that the model was shown last."""
 
     def handle(self, event: events.Event) -> Text | None:
         """Update from an event; return the line to print if panels cannot be drawn."""
@@ -48,7 +46,7 @@ class ChainView:
                 return None
             case events.ChainStarted(task=task):
                 self.lines, self.ended = Text(), False
-                return self._append(self._show_images(task.messages[-1].content), Author.TASK)
+                return self._append(describe_content(task.messages[-1].content), Author.TASK)
             case events.ReplyReceived(turn=turn, message=message):
                 self.turn, self._partial = turn, ""
                 return self._append(message.text, Author.MODEL) if message.text else None
@@ -56,7 +54,7 @@ class ChainView:
                 return self._append(f"→ {format_call_line(call)}", Author.MODEL)
             case events.ToolReturned(result=result):
                 mark = "←" if result.status is CallStatus.OK else "✗"
-                return self._append(f"{mark} {self._show_images(result.observation)}", Author.TOOL)
+                return self._append(f"{mark} {describe_content(result.observation)}", Author.TOOL)
             case events.ChainRetried(failure=failure):
                 return self._append(f"retried: {failure.message}", Author.TEMPLATE)
             case events.ChainScored(score=score):
@@ -67,26 +65,13 @@ class ChainView:
                 return self._append(format_end_line(trajectory), Author.TEMPLATE)
         return None
 
-    def _show_images(self, content: Content) -> str:
-        """The content as text, with a label for each image; the last image is shown in the panel."""
-        if isinstance(content, str):
-            return content
-        images = [piece for piece in content if isinstance(piece, Image)]
-        self.image = images[-1] if images else self.image
-        return "\n".join(piece if isinstance(piece, str) else describe_image(piece) for piece in content if piece)
-
     def _append(self, text: str, author: Author) -> Text:
         line = safe_text(text.strip() + "\n", AUTHOR_COLORS[author])
         self.lines.append_text(line)
         return line
 
-    def panel(self, width: int, height: int, *, thumbnails: bool = False) -> Panel:
-        """The end of the chain; with `thumbnails`, next to its last image."""
-        image = None
-        outer = width
-        if thumbnails and self.image is not None:
-            image = draw_blocks(self.image, width // 3, height)
-            width -= image.cell_len // max(len(image.plain.splitlines()), 1) + 1
+    def panel(self, width: int, height: int) -> Panel:
+        """The end of the chain."""
         text = self.lines.copy()
         text.append_text(safe_text(self._partial, AUTHOR_COLORS[Author.MODEL]))
         room = 2 * width * height  # wrap only the end: wrapping is slow; the cut moves in steps, not per token
@@ -95,13 +80,7 @@ class ChainView:
         visible_lines = Text("\n").join(wrapped[-height:])
         border = "dim" if self.ended and not self.reward else "green" if self.ended else "bright_blue"
         title = f"chain {self.name} · turn {self.turn + 1}"
-        body: RenderableType = visible_lines
-        if image is not None:
-            grid = Table.grid(padding=(0, 1, 0, 0))
-            grid.add_column(width=width - 4)
-            grid.add_row(visible_lines, image)
-            body = grid
-        return Panel(body, title=title, width=outer, height=height + 2, border_style=border)
+        return Panel(visible_lines, title=title, width=width, height=height + 2, border_style=border)
 
 
 class LiveView:
@@ -140,12 +119,19 @@ class LiveView:
         across = min(len(chains), max(total_width // 44, 1)) or 1
         width = max(total_width // across, 1)
         height = max(min(HEIGHT, (self._console.height - 2) // math.ceil(len(chains) / across or 1) - 2), 1)
-        panels = [chain.panel(width, height, thumbnails=has_colors(self._console)) for chain in chains]
+        panels = [chain.panel(width, height) for chain in chains]
         drawn: list[RenderableType] = [Columns(panels, padding=(0, 0))]
         if len(self._chains) > PANELS:
             running = sum(not chain.ended for chain in self._chains.values())
             drawn.append(Text(f"{running} of {len(self._chains)} chains running", "dim"))
         return Constrain(Group(*drawn), total_width)
+
+
+def describe_content(content: Content) -> str:
+    """Format content as text, with a label for each image."""
+    if isinstance(content, str):
+        return content
+    return "\n".join(piece if isinstance(piece, str) else describe_image(piece) for piece in content if piece)
 
 
 def format_call_line(call: ToolCall) -> str:

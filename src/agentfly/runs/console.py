@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
 import math
-import os
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -13,7 +11,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from rich.columns import Columns
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.constrain import Constrain
 from rich.live import Live
@@ -33,8 +30,6 @@ from agentfly.runs.record import (
     format_duration,
     format_eval_details,
 )
-from agentfly.runs.thumbnails import draw_blocks, has_colors
-from agentfly.types import Image
 
 ECHO_WIDTH = 2
 """Columns that a live panel leaves free at the right, where a terminal echoes Ctrl-C as `^C`. If that wrapped to the
@@ -59,10 +54,6 @@ CELL_WIDTH = 19
 """Width of a metric in columns."""
 MAX_ALARMS = 3
 """Number of latest alarms shown."""
-MAX_IMAGES = 4
-"""Number of latest images shown."""
-IMAGE_ROWS = 8
-"""Height of an image in lines."""
 
 
 class ConsoleLogger:
@@ -76,7 +67,6 @@ class ConsoleLogger:
         self._progress: Progress | None = None
         self._printed = 0.0
         """When progress was last printed as a line."""
-        self._images: Sequence[Text] = ()
         self._title = ""
         self._steps = 0
         self._previous_seconds = 0.0
@@ -127,10 +117,6 @@ class ConsoleLogger:
         if not self._is_live:
             for line in self._lines(record):
                 self._print(Text(sanitize(line)))
-        elif has_colors(self._console) and self._directory.images.is_dir():
-            newest = heapq.nlargest(MAX_IMAGES, os.scandir(self._directory.images), lambda file: file.stat().st_mtime)
-            width = (self._console.width - 4) // MAX_IMAGES - 2
-            self._images = [draw_blocks(Image.of(file.path), max(width, 1), IMAGE_ROWS) for file in newest]
 
     def close(self) -> None:
         if self._live.is_started:
@@ -146,7 +132,7 @@ class ConsoleLogger:
         elapsed = self._previous_seconds + time.monotonic() - self._started
         done = bool(self._records) and self._records[-1].step >= self._steps
         left = None if done else self._remaining_seconds()
-        panel = RunPanel(self._title, self._records, self._steps, elapsed, left, self._progress, self._images)
+        panel = RunPanel(self._title, self._records, self._steps, elapsed, left, self._progress)
         return Constrain(panel, max(self._console.width - ECHO_WIDTH, 1))
 
     def _lines(self, record: StepRecord) -> list[str]:
@@ -189,8 +175,6 @@ class RunPanel:
     """Remaining seconds; None if unknown."""
     progress: Progress | None = None
     """Progress of the current step; None between steps."""
-    images: Sequence[Text] = ()
-    """The newest images of the run."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = options.max_width
@@ -214,8 +198,6 @@ class RunPanel:
             parts += [_metric_rows(trained[-1], self.progress, width - 4), _time_rows(trained[-1].seconds, width - 4)]
         elif self.records and self.records[0].eval is not None:
             parts += [Text.assemble(("held out ", "dim"), _interval(self.records[0].eval), (" before training", "dim"))]
-        if self.images:
-            parts += [Text(), Columns(self.images, padding=(0, 2))]
         for alarm in [alarm for record in self.records for alarm in record.alarms][-MAX_ALARMS:]:
             if not alarm.is_warning:
                 parts.append(Text(f"step {alarm.step}: {alarm.message}", "green"))
