@@ -4,6 +4,9 @@ Random weights of a published shape in bfloat16. A workload is a number of chain
 fixed number of tokens, with an observation between them. vLLM is measured in the same run where it is installed.
 
     python -m benchmarks.engine_gpu [--shape qwen2.5-3b] [--workloads decode,turns,...] [--rounds 3] [--profile]
+
+The workloads `long` have prompts of up to 32,000 tokens. Each is run twice: with one sampled token, which takes the
+time of the prompts, and again behind the prefixes that both sides have cached, which takes that of decoding.
 """
 
 import argparse
@@ -25,7 +28,8 @@ from agentfly.types import Sampling
 from benchmarks.shapes import SHAPES, build_model
 from benchmarks.table import print_table
 
-KV_MEMORY = 40 << 30
+KV_MEMORY = 48 << 30
+CONTEXT = 40_000
 WARMUP = 2
 """Rounds before the measured ones: steps are captured when their number of tokens first occurs."""
 BANDWIDTH = 4.3e12
@@ -82,6 +86,21 @@ WORKLOADS: dict[str, dict[str, Callable[[random.Random, int], list[Chain]]]] = {
     },
 }
 
+LONG = {
+    f"{count} x {length:,} + 128": lambda draw, size, count=count, length=length: independent(
+        draw, size, count, length, 128
+    )
+    for length in (4_000, 16_000, 32_000)
+    for count in (1, 8, 32, 128)
+    if count * length <= 1_100_000
+} | {
+    f"{count} agents x 30 turns, 1,000 + 150": lambda draw, size, count=count: agents(
+        draw, size, count, 1000, 30, (150, 150), 1000
+    )
+    for count in (1, 8, 24)
+}
+"""Each fits into the cache at the shape of 3B: nothing is evicted."""
+
 
 class Embedded:
     """The embedded engine, called from an event loop as a rollout calls it."""
@@ -120,8 +139,8 @@ class Vllm:
         folder = tempfile.mkdtemp()
         model.config.save_pretrained(folder)
         self._llm = LLM(
-            folder, load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16", gpu_memory_utilization=0.4,
-            enable_prefix_caching=True, max_model_len=8192, max_num_seqs=512,
+            folder, load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16", gpu_memory_utilization=0.45,
+            enable_prefix_caching=True, max_model_len=CONTEXT, max_num_seqs=512,
         )  # fmt: skip
         self._asked = 0
 
@@ -172,6 +191,33 @@ def bound(chains: list[Chain], model: Any, rows: int = 512) -> float:
             length += count + len(observed)
     steps = sampled / min(len(chains), rows)
     return sampled / ((steps * weights + contexts * per_token) / BANDWIDTH)
+
+
+def measure_long(model: Any, sides: dict[str, Callable[[list[Chain]], int]], rounds: int) -> None:
+    """Print tokens a second of prompts and of decoding apart; of agents, sampled tokens of whole chains."""
+    rows = []
+    for name, build in LONG.items():
+        best: dict[str, tuple[float, float]] = {}
+        for side, run in sides.items():
+            for turn in range(rounds + 1):  # the first is a warm-up
+                chains = build(random.Random(turn), model.config.vocab_size)
+                prompt_tokens = prompt_seconds = 0.0
+                if len(chains[0].turns) == 1:
+                    started = time.perf_counter()
+                    run([Chain(chain.prompt, [(1, [])]) for chain in chains])
+                    prompt_seconds = time.perf_counter() - started
+                    prompt_tokens = sum(len(chain.prompt) for chain in chains)
+                started = time.perf_counter()
+                decode_rate = run(chains) / (time.perf_counter() - started)
+                prompt_rate = prompt_tokens / prompt_seconds if prompt_tokens else 0.0
+                print(name, side, f"prompts {prompt_rate:,.0f}", f"decoding {decode_rate:,.0f}", flush=True)
+                if turn:
+                    earlier_prompt_rate, earlier_decode_rate = best.get(side, (0.0, 0.0))
+                    best[side] = (max(prompt_rate, earlier_prompt_rate), max(decode_rate, earlier_decode_rate))
+        rates = [f"{rate:,.0f}" if rate else "" for pair in zip(*best.values(), strict=True) for rate in pair]
+        rows.append([name, *rates, f"{bound(chains, model):,.0f}"])
+    columns = [f"{what}, {side}" for what in ("prompts", "decoding") for side in sides]
+    print_table("tokens a second", ["workload", *columns, "bound of decoding"], rows)
 
 
 @torch.inference_mode()
@@ -236,7 +282,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         print("skipped: torch sees no GPU here")
         return
-    model = build_model(arguments.shape, "cuda", torch.bfloat16)
+    model = build_model(arguments.shape, "cuda", torch.bfloat16, context=CONTEXT)
     started = time.perf_counter()
     embedded = Embedded(model)
     embedded(independent(random.Random(0), 1000, 1, 8, 2))
@@ -248,7 +294,11 @@ def main() -> None:
         print("vLLM is not installed: left out")
     rows = []
     rounds = 1 if arguments.quick else arguments.rounds
-    for group in ["decode"] if arguments.quick else arguments.workloads.split(","):
+    groups = ["decode"] if arguments.quick else arguments.workloads.split(",")
+    if "long" in groups:
+        groups.remove("long")
+        measure_long(model, sides, rounds)
+    for group in groups:
         for name, build in WORKLOADS[group].items():
             cells = [name]
             for run in sides.values():

@@ -42,13 +42,15 @@ SHAPES: dict[str, Any] = {
 """`test` is no published shape: it is for smoke runs on a CPU."""
 
 
-def build_model(shape: str, device: str, dtype: torch.dtype, *, vocab: int = 0) -> Any:
+def build_model(shape: str, device: str, dtype: torch.dtype, *, vocab: int = 0, context: int = 0) -> Any:
     """Build a model of random weights, on the device: that takes a second where a CPU takes minutes.
 
     vocab: least size of the vocabulary, for a tokenizer that has more tokens than the shape.
+    context: least number of positions.
     """
     config = copy.deepcopy(SHAPES[shape])
     config.vocab_size = max(config.vocab_size, vocab)
+    config.max_position_embeddings = max(config.max_position_embeddings, context)
     torch.manual_seed(0)
     with torch.device(device):
         return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()

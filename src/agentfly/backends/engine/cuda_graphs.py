@@ -23,6 +23,7 @@ from agentfly.backends.engine.model_runner import TRACE_LOCK, ModelRunner, WaitF
 from agentfly.backends.engine.request import Batch, Output
 from agentfly.backends.engine.sampler import is_plain, sample, uniform
 from agentfly.backends.engine.scheduler import Scheduler
+from agentfly.backends.engine.tiles import TilePlan, plan_tiles, tile_tokens
 from agentfly.errors import describe
 
 _LOG = logging.getLogger(__name__)
@@ -35,6 +36,10 @@ SIZES = (
 SMALL, LARGE = 128, 512
 """Steps of at most `SMALL` tokens have too few attention tiles to fill a GPU, so each looks at more keys at a time.
 Steps of more than `LARGE` tokens are mostly prompts, for which larger tiles are faster."""
+LARGE_QUERIES, SMALL_QUERIES = 64, 16
+"""Queries of an attention tile in steps of more than `LARGE` tokens, and in others."""
+PROGRAMS_PER_MULTIPROCESSOR = 4
+"""Attention programs that the keys of long sequences are split for: two run at once, and the last round stays short."""
 RING = 3
 """Host buffers in rotation: one is filled, one is being copied, one is being read."""
 
@@ -48,19 +53,21 @@ class StepGraph(AttentionLayout):
         self.samples = min(size, runner.max_rows)
         """Most tokens that a step samples."""
         heads, key_heads = runner.heads
-        self._queries = 16 if size <= LARGE else 64
+        self._queries = SMALL_QUERIES if size <= LARGE else LARGE_QUERIES
         self._keys = 128 if size <= SMALL else 64
-        self.tile_tokens = kernels.tile_tokens(heads, key_heads, self._queries)
-        tiles = min(size, runner.max_rows + size // self.tile_tokens + 2)
-        lengths = [size] * 4 + [tiles] * 2 + [self.samples] * 4
+        self._tile_tokens = tile_tokens(heads, key_heads, self._queries)
+        tiles = min(size, runner.max_rows + size // self._tile_tokens + 2)
+        parts = tiles + runner.max_parts
+        lengths = [size] * 4 + [len(TilePlan._fields) * parts] + [self.samples] * 4
         self._device = torch.zeros(sum(lengths), dtype=torch.int32, device=runner.device)
         self._host = [torch.zeros(sum(lengths), dtype=torch.int32, pin_memory=True) for _ in range(RING)]
         splits = np.cumsum(lengths)[:-1]
         self._arrays = [np.split(buffer.numpy(), splits) for buffer in self._host]
         (
-            self._ids, self.positions, self.rows, self._shifts, self.tile_first, self.tile_count,
-            self._sample_at, self._sample_row, temperatures, uniforms,
+            self._ids, self.positions, self.rows, self._shifts, plan, self._sample_at, self._sample_row, temperatures,
+            uniforms,
         ) = self._device.split(lengths)  # fmt: skip
+        self._parts = plan.view(len(TilePlan._fields), parts)
         self._temperatures = temperatures.view(torch.float32)
         self._uniforms = uniforms.view(torch.float32)
         self.output = torch.zeros(3, self.samples, device=runner.device)
@@ -109,7 +116,7 @@ class StepGraph(AttentionLayout):
     def attend(self, queries: torch.Tensor, cache: LayerCache) -> torch.Tensor:
         return kernels.paged_attention(
             queries, cache.keys, cache.values, self._runner.table, self.rows, self.positions,
-            self.tile_first, self.tile_count, queries=self._queries, keys_at_once=self._keys,
+            self._parts, self._runner.partial_results, queries=self._queries, keys_at_once=self._keys,
             scaling=cache.scaling, window=cache.window,
         )  # fmt: skip
 
@@ -155,32 +162,30 @@ class StepGraph(AttentionLayout):
 
     def _fill(self, arrays: list[np.ndarray], batch: Batch | None) -> None:
         """Write the inputs of a step; tokens beyond the batch belong to a row that no request has."""
-        ids, positions, rows, shifts, tile_first, tile_count, sample_at, sample_row, temperatures, uniforms = arrays
+        ids, positions, rows, shifts, plan, sample_at, sample_row, temperatures, uniforms = arrays
         tokens = 0
         samples = 0
-        firsts: list[np.ndarray] = []
-        counts: list[np.ndarray] = []
-        spans: list[tuple[int, int]] = []
+        # Spans of tokens of one sequence each: their first token, number of tokens, and tokens of the sequence before.
+        firsts = counts = pasts = np.zeros(0, np.int64)
         if batch is not None:
             tables = batch.tables
-            tokens = decodes = batch.decodes
+            decodes = batch.decodes
             ids[:decodes] = -1
             positions[:decodes] = batch.starts[:decodes]
             rows[:decodes] = batch.rows[:decodes]
             if self._runner.supports_images:
                 for index, request in enumerate(batch.requests[:decodes]):
                     shifts[index] = 0 if request.images is None else request.images.shift
-            firsts.append(np.arange(decodes))
-            counts.append(np.ones(decodes, np.int64))
-            chunks = zip(batch.rows[decodes:], batch.starts[decodes:], batch.counts[decodes:], strict=True)
-            for row, start, count in chunks:
-                chunk = slice(tokens, tokens + count)
-                ids[chunk] = np.maximum(tables.tokens[row, start : start + count], 0)  # negative: of an image
-                positions[chunk] = np.arange(start, start + count)
+            firsts = np.cumsum(batch.counts) - batch.counts
+            counts, pasts = batch.counts, batch.starts
+            tokens = int(batch.counts.sum())
+            chunks = zip(batch.rows[decodes:], firsts[decodes:], counts[decodes:], pasts[decodes:], strict=True)
+            for row, first, count, past in chunks:
+                chunk = slice(first, first + count)
+                ids[chunk] = np.maximum(tables.tokens[row, past : past + count], 0)  # negative: of an image
+                positions[chunk] = np.arange(past, past + count)
                 shifts[chunk] = 0  # with images, `GraphRunner.rotary` has the positions
                 rows[chunk] = row
-                spans.append((tokens, int(count)))
-                tokens += int(count)
             sampled_rows = batch.rows[batch.samples]
             ends = (batch.starts + batch.counts)[batch.samples]
             samples = len(sampled_rows)
@@ -197,15 +202,12 @@ class StepGraph(AttentionLayout):
         shifts[tokens:] = 0
         rows[tokens:] = self._runner.max_rows
         if tokens < self.size:
-            spans.append((tokens, self.size - tokens))
-        for begin, count in spans:
-            starts = np.arange(begin, begin + count, self.tile_tokens)
-            firsts.append(starts)
-            counts.append(np.minimum(begin + count - starts, self.tile_tokens))
-        first = np.concatenate(firsts)
-        tile_first[: len(first)] = first
-        tile_count[: len(first)] = np.concatenate(counts)
-        tile_count[len(first) :] = 0
+            firsts = np.append(firsts, tokens)
+            counts = np.append(counts, self.size - tokens)
+            pasts = np.append(pasts, 0)
+        plan_tiles(firsts, counts, pasts, tokens_of_tile=self._tile_tokens, max_parts=self._runner.max_parts).write(
+            plan.reshape(self._parts.shape)
+        )
         sample_at[samples:] = 0
         sample_row[samples:] = self._runner.max_rows
         temperatures.view(np.float32)[samples:] = 1
@@ -242,6 +244,13 @@ class GraphRunner(ModelRunner):
         self.scheduler = scheduler
         self.max_rows, context = scheduler.tables.slots.shape
         self.table = torch.full((self.max_rows + 1, context), self._padding_slot, dtype=torch.int32, device=self.device)
+        heads, key_heads = self.heads
+        multiprocessors = torch.cuda.get_device_properties(self.device).multi_processor_count
+        self.max_parts = PROGRAMS_PER_MULTIPROCESSOR * multiprocessors // key_heads + 1
+        """Attention programs of a key head for parts of tiles, beside one for every tile."""
+        queries = kernels.padded_queries(LARGE_QUERIES, heads // key_heads)
+        width = self.kv_cache.data.shape[4]
+        self.partial_results = kernels.PartialResults(2 * self.max_parts, key_heads, queries, width, self.device)
         self.last_tokens = torch.zeros(self.max_rows + 1, dtype=torch.int32, device=self.device)
         vocabulary = self.model.get_output_embeddings().weight.shape[0]
         self.logits_buffer = torch.zeros(self.max_rows, vocabulary, dtype=self.kv_cache.data.dtype, device=self.device)

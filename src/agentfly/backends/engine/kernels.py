@@ -1,7 +1,8 @@
 """Triton kernels for a GPU: writing the paged key-value cache, attention over it, and sampling.
 
 Attention works on tiles: some consecutive tokens of one sequence. A tile's queries are its tokens times the heads that
-share a key head, so that a tile of a few prompt tokens costs hardly more than a single token being decoded.
+share a key head, so that a tile of a few prompt tokens costs hardly more than a single token being decoded. The keys of
+a tile may be split into parts (`tiles.py`), for one program each: the last one to finish combines them.
 """
 
 from __future__ import annotations
@@ -57,17 +58,23 @@ def store_kv(
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _paged_attention_kernel(  # type: ignore[no-untyped-def]
-    query, keys, values, out, table, rows, positions, tile_first, tile_count, scale, window,
+    query, keys, values, out, table, rows, positions,
+    part_first, part_tokens, part_begin, part_end, part_row, part_base, part_parts,
+    partial_sums, partial_highest, partial_total, finished, scale, window,
     query_head, query_token, slot_stride, out_token, table_stride,
     GROUP: tl.constexpr, QUERIES: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr, WINDOWED: tl.constexpr,
 ):  # fmt: skip
-    """One program per tile and key head: online softmax over the keys of the tile's sequence, `KEYS` at a time."""
-    tile = tl.program_id(0)
+    """One program per part of a tile and key head: online softmax over the part's keys, `KEYS` at a time."""
+    part = tl.program_id(0)
     head = tl.program_id(1)
-    count = tl.load(tile_count + tile)
+    key_heads = tl.num_programs(1)
+    count = tl.load(part_tokens + part)
     if count == 0:
         return
-    first = tl.load(tile_first + tile)
+    first = tl.load(part_first + part)
+    begin = tl.load(part_begin + part)
+    end = tl.load(part_end + part)
+    parts = tl.load(part_parts + part)
     row = tl.load(rows + first).to(tl.int64)
     past = tl.load(positions + first)
     index = tl.arange(0, QUERIES)  # queries of the tile: its tokens times the GROUP heads of this key head
@@ -84,10 +91,8 @@ def _paged_attention_kernel(  # type: ignore[no-untyped-def]
     highest = tl.full([QUERIES], float("-inf"), tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     sums = tl.zeros([QUERIES, WIDTH], tl.float32)
-    begin = 0
     if WINDOWED:
-        begin = tl.maximum(past - window + 1, 0)
-    end = past + count
+        begin = tl.maximum(begin, past - window + 1)
     for at in range(begin, end, KEYS):
         seen = at + tl.arange(0, KEYS)
         inside = seen < end
@@ -107,16 +112,59 @@ def _paged_attention_kernel(  # type: ignore[no-untyped-def]
         sums = sums * shrink[:, None] + tl.dot(weights.to(v.dtype), v)
         total = total * shrink + tl.sum(weights, 1)
         highest = higher
-    total = tl.where(total == 0.0, 1.0, total)  # queries beyond the tile's tokens: 0 / 0 would be NaN
-    tl.store(
-        out + (first + token)[:, None] * out_token + query_at[:, None] * WIDTH + column[None],
-        (sums / total[:, None]).to(q.dtype), mask=present[:, None],
-    )  # fmt: skip
+    is_last = parts == 1
+    if parts > 1:
+        base = tl.load(part_base + part)
+        result_at = (tl.load(part_row + part) * key_heads + head) * QUERIES + index
+        tl.store(partial_highest + result_at, highest)
+        tl.store(partial_total + result_at, total)
+        tl.store(partial_sums + result_at[:, None] * WIDTH + column[None], sums)
+        # All threads have stored before one of them counts the part as finished: the last program reads the others'.
+        tl.debug_barrier()
+        counter = finished + base * key_heads + head
+        is_last = tl.atomic_add(counter, 1, sem="acq_rel") == parts - 1
+        if is_last:
+            tl.store(counter, 0)  # for the next layer
+            highest = tl.full([QUERIES], float("-inf"), tl.float32)
+            total = tl.zeros([QUERIES], tl.float32)
+            sums = tl.zeros([QUERIES, WIDTH], tl.float32)
+            # In the order of the parts, whichever finished last: the same bits every time. Read from the second-level
+            # cache (.cg): the first level may hold what an earlier layer left at these addresses.
+            for other in range(base, base + parts):
+                other_at = (other * key_heads + head) * QUERIES + index
+                other_highest = tl.load(partial_highest + other_at, cache_modifier=".cg")
+                other_total = tl.load(partial_total + other_at, cache_modifier=".cg")
+                other_sums = tl.load(partial_sums + other_at[:, None] * WIDTH + column[None], cache_modifier=".cg")
+                higher = tl.maximum(highest, other_highest)
+                finite = tl.where(higher == float("-inf"), 0.0, higher)
+                shrink = tl.exp2(highest - finite)
+                weight = tl.exp2(other_highest - finite)
+                sums = sums * shrink[:, None] + other_sums * weight[:, None]
+                total = total * shrink + other_total * weight
+                highest = higher
+    if is_last:
+        total = tl.where(total == 0.0, 1.0, total)  # queries beyond the tile's tokens: 0 / 0 would be NaN
+        tl.store(
+            out + (first + token)[:, None] * out_token + query_at[:, None] * WIDTH + column[None],
+            (sums / total[:, None]).to(q.dtype), mask=present[:, None],
+        )  # fmt: skip
 
 
-def tile_tokens(heads: int, key_heads: int, queries: int) -> int:
-    """Tokens of a tile of `queries` queries."""
-    return max(queries // (heads // key_heads), 1)
+def padded_queries(queries: int, group: int) -> int:
+    """Queries that a program computes: those of a tile, or of one token if it has more (`group` heads a key head)."""
+    return max(queries, int(triton.next_power_of_2(group)))
+
+
+class PartialResults:
+    """Where the parts of tiles meet: their sums, and how many are finished. One for all layers and steps of a runner,
+    which run one after another."""
+
+    def __init__(self, rows: int, key_heads: int, queries: int, width: int, device: torch.device) -> None:
+        """`rows`: parts of split tiles at most; `queries`: of a tile at most."""
+        self.sums = torch.zeros(rows * key_heads * queries * width, device=device)
+        self.highest = torch.zeros(rows * key_heads * queries, device=device)
+        self.total = torch.zeros(rows * key_heads * queries, device=device)
+        self.finished = torch.zeros(rows * key_heads, dtype=torch.int32, device=device)
 
 
 def paged_attention(
@@ -126,31 +174,34 @@ def paged_attention(
     table: torch.Tensor,
     rows: torch.Tensor,
     positions: torch.Tensor,
-    tile_first: torch.Tensor,
-    tile_count: torch.Tensor,
+    parts: torch.Tensor,
+    partial_results: PartialResults,
     *,
     queries: int,
     scaling: float,
     keys_at_once: int = 64,
     window: int | None = None,
+    num_warps: int = 4,
+    num_stages: int = 3,
 ) -> torch.Tensor:
     """Attention of every token to its own past and itself, which the cache holds. [head, token, width] in,
     [token, head, width] out.
 
-    `tile_first`, `tile_count`: first token and number of tokens of every tile, at most `tile_tokens` of `queries`; a
-    tile of 0 tokens is empty. Tokens of no tile are not written.
+    `parts`: the fields of `TilePlan`, [field, part], of tiles of at most `tile_tokens` of `queries`; a part without
+    tokens is empty. Tokens of no tile are not written.
     """
     query = query if query.stride(2) == 1 else query.contiguous()
     heads, tokens, width = query.shape
     key_heads = keys.shape[1]
     group = heads // key_heads
     out = torch.empty(tokens, heads, width, dtype=query.dtype, device=query.device)
-    _paged_attention_kernel[(tile_first.shape[0], key_heads)](
-        query, keys, values, out, table, rows, positions, tile_first, tile_count,
+    _paged_attention_kernel[(parts.shape[1], key_heads)](
+        query, keys, values, out, table, rows, positions, *parts.unbind(),
+        partial_results.sums, partial_results.highest, partial_results.total, partial_results.finished,
         scaling * 1.4426950408889634, window or 0,  # log2(e)
         query.stride(0), query.stride(1), keys.stride(0), out.stride(0), table.stride(0),
-        GROUP=group, QUERIES=max(queries, triton.next_power_of_2(group)), WIDTH=width, KEYS=keys_at_once,
-        WINDOWED=window is not None, num_warps=4, num_stages=3,
+        GROUP=group, QUERIES=padded_queries(queries, group), WIDTH=width, KEYS=keys_at_once,
+        WINDOWED=window is not None, num_warps=num_warps, num_stages=num_stages,
     )  # fmt: skip
     return out
 
