@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = (
     *("orchestration", "memory", "growth", "schedule", "leases", "sandbox", "engine", "engine_gpu"),
-    *("attention_gpu", "update", "update_gpu", "largest_model", "long_chains"),
+    *("attention_gpu", "eviction", "update", "update_gpu", "largest_model", "long_chains"),
     *("alfworld", "scienceworld", "search", "sql", "webshop", "environments", "view", "gateway"),
 )
 

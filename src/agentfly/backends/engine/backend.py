@@ -48,6 +48,7 @@ class EngineBackend(Backend):
         device: str | None = None,
         dtype: str | None = None,
         kv_memory: PositiveInt | None = None,
+        host_memory: PositiveInt | None = None,
         max_rows: PositiveInt | None = None,
         max_batch_tokens: PositiveInt | None = None,
         on_update: str | OnUpdate = OnUpdate.CONTINUE,
@@ -59,6 +60,7 @@ class EngineBackend(Backend):
             device: cpu or cuda.
             dtype: float32, bfloat16 or float16.
             kv_memory: Size of the KV cache in bytes.
+            host_memory: Bytes of host memory for prefixes that the KV cache evicts. None: they are computed again.
             max_rows: Maximum number of turns sampled at once.
             max_batch_tokens: Maximum number of tokens in one forward pass.
             on_update: What running turns do when the weights change: continue, finish or abort.
@@ -90,7 +92,7 @@ class EngineBackend(Backend):
             retain_freed_memory()
         release_helpers()  # those of loading; from here on the engine's thread computes
         rows = min(max_rows or (GPU_ROWS if gpu else CPU_ROWS), max_tokens)
-        self._engine = Engine(self._runner, rows, max_tokens, self.context_length)
+        self._engine = Engine(self._runner, rows, max_tokens, self.context_length, host_memory=host_memory or 0)
         weakref.finalize(self, self._engine.stop)  # a backend that is dropped without close() ends its thread
 
     @property

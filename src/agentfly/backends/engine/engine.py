@@ -25,6 +25,7 @@ from concurrent.futures import Future, InvalidStateError
 import numpy as np
 
 from agentfly.backends.base import CLOSED, OnUpdate
+from agentfly.backends.engine.host_cache import HostCache
 from agentfly.backends.engine.model_runner import ModelRunner, WaitForOutput
 from agentfly.backends.engine.request import Batch, EngineRequest, PendingRequest, Update, dispatch
 from agentfly.backends.engine.scheduler import Scheduler
@@ -61,12 +62,19 @@ def _end_threads() -> None:
 class Engine:
     """Samples requests from a model."""
 
-    def __init__(self, runner: ModelRunner, max_rows: int, max_tokens: int, context: int) -> None:
-        """Maximum number of concurrent requests, of tokens in a pass, and of tokens of a request (`context`)."""
+    def __init__(
+        self, runner: ModelRunner, max_rows: int, max_tokens: int, context: int, *, host_memory: int = 0
+    ) -> None:
+        """Maximum number of concurrent requests, of tokens in a pass, and of tokens of a request (`context`).
+
+        host_memory: bytes for prefixes that the runner's cache evicts.
+        """
         self._runner = runner
+        host_cache = HostCache(runner.kv_cache, host_memory) if host_memory and runner.shares_prefixes else None
         self._scheduler = Scheduler(
-            runner.kv_cache, max_rows, max_tokens, context=context, share_prefixes=runner.shares_prefixes
-        )
+            runner.kv_cache, max_rows, max_tokens, context=context, share_prefixes=runner.shares_prefixes,
+            host_cache=host_cache,
+        )  # fmt: skip
         runner.attach(self._scheduler)
         self._in_flight: deque[tuple[Batch, WaitForOutput]] = deque()
         self._pending: dict[EngineRequest, PendingRequest] = {}

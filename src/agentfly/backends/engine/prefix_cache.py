@@ -5,6 +5,9 @@ its last cached token; any number of requests may continue from one node without
 prompt is inserted when it is scheduled, before it is computed: every layer writes all keys of a batch before it
 attends, so other requests of the same batch can already read them. Unlocked leaves are evicted least recently used
 first; a weight update drops everything.
+
+With a `HostCache`, what is evicted stays in the tree and moves to host memory: a chain that waited for a slow tool gets
+its prefix back by a copy instead of another forward pass. Nodes in host memory are always below those on the device.
 """
 
 from __future__ import annotations
@@ -16,17 +19,24 @@ from collections.abc import Iterator
 import numpy as np
 
 from agentfly.backends.base import Tokens
+from agentfly.backends.engine.host_cache import HostCache
 from agentfly.backends.engine.kv_cache import NO_SLOTS, KVCache, Slots
+
+_MIN_EVICTED = 1024
+"""Slots that are evicted at once, at least, if they are copied to the host: smaller copies cost more than they move."""
 
 
 class RadixNode:
     """An edge of the tree: some tokens that follow the parent's, and the slots of their keys and values."""
 
-    __slots__ = ("children", "last_used", "locks", "parent", "slots", "step", "tokens")
+    __slots__ = ("children", "host_slots", "last_used", "locks", "parent", "slots", "step", "tokens")
 
     def __init__(self, tokens: Tokens, slots: Slots, parent: RadixNode | None) -> None:
         self.tokens = tokens
         self.slots = slots
+        """Empty if the node is in host memory."""
+        self.host_slots = NO_SLOTS
+        """Empty if the node is on the device."""
         self.parent = parent
         self.children: dict[int, RadixNode] = {}
         """By their first token."""
@@ -36,12 +46,22 @@ class RadixNode:
         self.step = 0
         """The scheduler's step that computes the last tokens."""
 
+    @property
+    def on_host(self) -> bool:
+        return len(self.host_slots) > 0
+
+    @property
+    def has_children_on_device(self) -> bool:
+        return any(not child.on_host for child in self.children.values())
+
 
 class PrefixCache:
     """The tree, and the slots it owns."""
 
-    def __init__(self, kv_cache: KVCache) -> None:
+    def __init__(self, kv_cache: KVCache, host_cache: HostCache | None = None) -> None:
+        """host_cache: where evicted prefixes move. None: they are dropped."""
         self._kv_cache = kv_cache
+        self._host_cache = host_cache
         self._clock = itertools.count(1)
         self.clear_tree()
 
@@ -52,11 +72,13 @@ class PrefixCache:
         """Slots of unlocked nodes."""
         self._leaves: list[tuple[int, int, RadixNode]] = []
         """Heap of (last use, id, node): candidates for eviction. Entries may be out of date."""
+        self._host_leaves: list[tuple[int, int, RadixNode]] = []
+        """The same, for being dropped from host memory."""
 
     def clear(self) -> None:
         """Release everything. No node may be locked."""
         for node in self.nodes():
-            self._kv_cache.release(node.slots)
+            self._release_slots(node)
         self.clear_tree()
 
     def nodes(self) -> Iterator[RadixNode]:
@@ -71,7 +93,7 @@ class PrefixCache:
         """Walk down from `node` (default: the root) along `tokens`.
 
         Returns the node at which the longest cached prefix ends (a node is split where it ends), the slots
-        of the nodes passed and how many tokens they are.
+        of the nodes passed (-1 for tokens in host memory) and how many tokens they are.
         """
         node = node or self.root
         slots: list[Slots] = []
@@ -86,7 +108,7 @@ class PrefixCache:
             if not data.startswith(child.tokens.tobytes(), done * tokens.itemsize):
                 child = self._split(child, _common_length(child.tokens, tokens[done:]))
             node = child
-            slots.append(node.slots)
+            slots.append(np.full(len(node.tokens), -1, np.int32) if node.on_host else node.slots)
             done += len(node.tokens)
         return node, slots, done
 
@@ -94,11 +116,24 @@ class PrefixCache:
         """Lock the longest cached prefix of `tokens` for one more continuation of it.
 
         Returns its last node, which the caller unlocks when it is done, and the slots of the prefix: they are shared
-        with all other continuations, not copied.
+        with all other continuations, not copied. Slots of -1, at the end, are of tokens in host memory: the caller
+        gives them slots with `restore`.
         """
         node, slots, _ = self.match(tokens)
         self.lock(node)
         return node, np.concatenate(slots) if slots else NO_SLOTS
+
+    def restore(self, node: RadixNode, slots: Slots) -> None:
+        """Copy the part of a locked path that is in host memory into these slots, which then belong to the tree."""
+        end = len(slots)
+        while node.on_host:
+            assert self._host_cache is not None
+            assert node.parent is not None
+            begin = end - len(node.tokens)
+            self._host_cache.load(node.host_slots, slots[begin:end])
+            self._host_cache.release(node.host_slots)
+            node.host_slots, node.slots = NO_SLOTS, slots[begin:end].copy()
+            node, end = node.parent, begin
 
     def extend(self, node: RadixNode, tokens: Tokens, slots: Slots) -> RadixNode | None:
         """Add the tokens after a node that the caller has locked; the slots then belong to the tree.
@@ -138,7 +173,7 @@ class PrefixCache:
             self.unlock(node)
             node = child
             if node.locks == 1:
-                self._kv_cache.release(node.slots)
+                self._release_slots(node)
                 node.slots = slots[:same].copy()
             else:
                 self._kv_cache.release(slots[:same])
@@ -151,7 +186,7 @@ class PrefixCache:
         at: RadixNode | None = node
         while at is not None and at.parent is not None:
             if at.locks == 0:
-                self.evictable -= len(at.tokens)
+                self.evictable -= len(at.slots)
             at.locks += 1
             at = at.parent
 
@@ -163,34 +198,74 @@ class PrefixCache:
             at.locks -= 1
             at.last_used = now
             if at.locks == 0:
-                self.evictable += len(at.tokens)
+                self.evictable += len(at.slots)
                 self._offer(at)
             at = at.parent
 
     def evict(self, count: int) -> None:
         """Release at least `count` slots of unlocked nodes, or all of them: the least recently used leaves first."""
+        if self._host_cache is not None:
+            count = max(count, min(_MIN_EVICTED, self._kv_cache.capacity // 16))
         while count > 0 and self._leaves:
             last_used, _, node = heapq.heappop(self._leaves)
-            parent = node.parent
             # Out of date: in use again, no leaf any more, gone, or used later (a newer entry has that time).
-            if node.locks or node.children or parent is None or node.last_used != last_used:
+            is_leaf = node.parent is not None and not node.on_host and not node.has_children_on_device
+            if node.locks or not is_leaf or node.last_used != last_used:
                 continue
-            gone = min(count, len(node.tokens))
-            self._kv_cache.release(node.slots[len(node.slots) - gone :])
-            self.evictable -= gone
-            count -= gone
-            if gone < len(node.tokens):  # from the end: what stays must begin right behind the parent's last token
-                node.tokens = node.tokens[:-gone]
-                node.slots = node.slots[:-gone]
-                self._offer(node)
+            if count < len(node.tokens):  # from the end: what stays must begin right behind the parent's last token
+                self._split(node, len(node.tokens) - count)
+            count -= len(node.tokens)
+            self.evictable -= len(node.tokens)
+            host_slots = self._allocate_on_host(len(node.tokens))
+            if host_slots is None:
+                self._drop(node)
             else:
-                del parent.children[int(node.tokens[0])]
-                node.parent = None
-                self._offer(parent)
+                assert self._host_cache is not None
+                self._host_cache.save(node.slots, host_slots)
+                self._kv_cache.release(node.slots)
+                node.slots, node.host_slots = NO_SLOTS, host_slots
+                self._offer(node)
+                assert node.parent is not None
+                self._offer(node.parent)
+
+    def _allocate_on_host(self, count: int) -> Slots | None:
+        """Slots in host memory, for which the least recently used ones there are dropped; None if it is too small."""
+        if self._host_cache is None or count > self._host_cache.capacity:
+            return None
+        while self._host_cache.free < count and self._host_leaves:
+            last_used, _, node = heapq.heappop(self._host_leaves)
+            if node.on_host and not node.locks and not node.children and node.last_used == last_used:
+                self._drop(node)
+        return self._host_cache.allocate(count)
+
+    def _drop(self, node: RadixNode) -> None:
+        """Remove an unlocked node, and what is behind it in host memory."""
+        parent = node.parent
+        assert parent is not None
+        del parent.children[int(node.tokens[0])]
+        stack = [node]
+        while stack:
+            removed = stack.pop()
+            stack += removed.children.values()
+            self._release_slots(removed)
+            # Candidates for eviction may still name it: without these, its slots would be released once more.
+            removed.parent, removed.slots, removed.host_slots = None, NO_SLOTS, NO_SLOTS
+        self._offer(parent)
+
+    def _release_slots(self, node: RadixNode) -> None:
+        self._kv_cache.release(node.slots)
+        if self._host_cache is not None and node.on_host:
+            self._host_cache.release(node.host_slots)
+            node.host_slots = NO_SLOTS
 
     def _offer(self, node: RadixNode) -> None:
-        """Make an unlocked leaf a candidate for eviction."""
-        if not node.locks and not node.children and node.parent is not None:
+        """Make an unlocked leaf a candidate for eviction, or for being dropped from host memory."""
+        if node.locks or node.parent is None:
+            return
+        if node.on_host:
+            if not node.children:
+                heapq.heappush(self._host_leaves, (node.last_used, id(node), node))
+        elif not node.has_children_on_device:
             heapq.heappush(self._leaves, (node.last_used, id(node), node))
 
     def _split(self, node: RadixNode, at: int) -> RadixNode:
@@ -198,6 +273,7 @@ class PrefixCache:
         parent = node.parent
         assert parent is not None
         upper = RadixNode(node.tokens[:at], node.slots[:at], parent)
+        upper.host_slots = node.host_slots[:at]
         upper.locks = node.locks  # requests below hold the whole path: unlocking walks through the new node too
         upper.last_used = node.last_used
         upper.step = node.step
@@ -206,6 +282,7 @@ class PrefixCache:
         node.parent = upper
         node.tokens = node.tokens[at:]
         node.slots = node.slots[at:]
+        node.host_slots = node.host_slots[at:]
         return upper
 
 

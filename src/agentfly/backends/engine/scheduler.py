@@ -14,6 +14,7 @@ import bisect
 
 import numpy as np
 
+from agentfly.backends.engine.host_cache import HostCache
 from agentfly.backends.engine.kv_cache import NO_SLOTS, ContiguousKVCache, KVCache, Slots
 from agentfly.backends.engine.prefix_cache import PrefixCache, RadixNode
 from agentfly.backends.engine.request import Batch, EngineRequest, Ints, Output, RowTables, Sampled
@@ -33,11 +34,18 @@ class Scheduler:
     """The queue, the running requests and their slots."""
 
     def __init__(
-        self, kv_cache: KVCache, max_rows: int, max_tokens: int, *, context: int, share_prefixes: bool = True
+        self,
+        kv_cache: KVCache,
+        max_rows: int,
+        max_tokens: int,
+        *,
+        context: int,
+        share_prefixes: bool = True,
+        host_cache: HostCache | None = None,
     ) -> None:
         """Maximum number of concurrent requests, of tokens in a step, and of tokens of a request (`context`)."""
         self.kv_cache = kv_cache
-        self.prefix_cache = PrefixCache(kv_cache)
+        self.prefix_cache = PrefixCache(kv_cache, host_cache)
         self.tables = RowTables(max_rows, context)
         self.waiting: list[EngineRequest] = []
         """Sorted by priority."""
@@ -211,9 +219,15 @@ class Scheduler:
         tokens = request.tokens
         last = len(request.prompt) + request.limit
         target = min(len(tokens) + self._ahead(), last - 1)
-        slots = self._allocate(target - len(prefix), int(prefix[-1]) if len(prefix) else None)
+        on_device = int((prefix >= 0).sum())
+        slots = self._allocate(target - on_device, int(prefix[on_device - 1]) if on_device else None)
         if slots is None:
             return False
+        if on_device < len(prefix):
+            on_host = len(prefix) - on_device
+            prefix = np.concatenate([prefix[:on_device], slots[:on_host]])
+            slots = slots[on_host:]
+            self.prefix_cache.restore(node, prefix[on_device:])
         tables = self.tables
         row = self._free_rows.pop()
         request.row = row
