@@ -14,8 +14,9 @@ from torch import Tensor  # noqa: E402
 
 from agentfly.backends.base import Backend, Request  # noqa: E402
 from agentfly.backends.engine import EngineBackend  # noqa: E402
+from agentfly.backends.engine.loading import LazyWeights  # noqa: E402
 from agentfly.backends.fleet import FleetBackend  # noqa: E402
-from agentfly.errors import WeightSyncError  # noqa: E402
+from agentfly.errors import ConfigError, WeightSyncError  # noqa: E402
 from agentfly.training.local_learner import LocalLearner  # noqa: E402
 from agentfly.training.lora import MergedWeights, add_lora  # noqa: E402
 from agentfly.training.weight_sync import Canary, sync_weights, weights_for  # noqa: E402
@@ -148,6 +149,24 @@ async def test_merged_weights_are_made_one_at_a_time(backend_on: BackendOn) -> N
 
     await backend.update_weights(Counted(model), 1)
     assert 0 < Counted.most <= 2
+
+
+async def test_weights_are_computed_once_and_validated_before(backend_on: BackendOn) -> None:
+    backend = backend_on(model_of())
+    weights = {name: weight + 1 for name, weight in model_of().named_parameters()}
+    computed: list[str] = []
+
+    def compute(name: str) -> Tensor:
+        computed.append(name)
+        return weights[name]
+
+    shapes = {name: weight.shape for name, weight in weights.items()}
+    with pytest.raises(ConfigError, match="the model has no weight 'lost'"):
+        await backend.update_weights(LazyWeights({**shapes, "lost": (1,)}, compute), 1)
+    assert computed == []
+    await backend.update_weights(LazyWeights(shapes, compute), 1)
+    assert computed == list(shapes)
+    assert all(torch.equal(backend.weights[name], weight) for name, weight in weights.items())
 
 
 # ── what is noticed ──

@@ -170,7 +170,7 @@ class WeightFolder:
             return True
         if name == "lm_head.weight" and name not in self._shapes:
             return False
-        check_weight(name, value, self._shapes)
+        check_weight(name, value.shape, self._shapes)
         return True
 
     def _complete_checkpoint(self, shards: _ShardWriter) -> None:

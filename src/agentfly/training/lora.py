@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from agentfly.backends.engine.loading import load_model
+from agentfly.backends.engine.loading import LazyWeights, load_model
 from agentfly.backends.engine.vision import takes_images
 from agentfly.errors import ConfigError, DataError, require_extra
 from agentfly.models.huggingface import hide_progress_bars
@@ -44,11 +44,8 @@ def has_adapters(model: Any) -> bool:
     return hasattr(model, "disable_adapter")
 
 
-class MergedWeights:
-    """Iterates over the matrices with adapters, merged, under their names without peft.
-
-    Each is computed when requested, so that they are never in memory together.
-    """
+class MergedWeights(LazyWeights):
+    """The matrices with adapters, merged, under their names without peft."""
 
     def __init__(self, model: Any) -> None:
         self.layers: dict[str, Any] = {
@@ -56,6 +53,7 @@ class MergedWeights:
             for name, layer in model.named_modules()
             if hasattr(layer, "get_delta_weight")
         }
+        super().__init__({name: layer.get_base_layer().weight.shape for name, layer in self.layers.items()}, self.merge)
 
     @torch.no_grad()
     def merge(self, name: str) -> Tensor:
@@ -64,9 +62,6 @@ class MergedWeights:
         weight = layer.get_base_layer().weight
         merged: Tensor = weight + delta.to(weight.dtype)
         return merged
-
-    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        return ((name, self.merge(name)) for name in self.layers)
 
 
 def save_model(model: Any, folder: Path, state: Mapping[str, Tensor] | None = None) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
@@ -34,6 +34,7 @@ from agentfly.algorithms.base import SegmentArrays
 from agentfly.backends import open_backend
 from agentfly.backends.base import CLOSED, Backend, Request
 from agentfly.backends.engine import EngineBackend
+from agentfly.backends.engine.loading import LazyWeights
 from agentfly.backends.fleet import FleetBackend
 from agentfly.errors import AgentFlyError, BackendFault, ConfigError, describe
 from agentfly.templates.template import Template
@@ -123,7 +124,13 @@ class ShardedLearner(LocalLearner):
 
     def weights(self, *, merged: bool = False) -> Iterable[tuple[str, Tensor]]:
         """The whole weights that change, by name; each is gathered when it is requested."""
-        return _GatheredWeights(self, self.gather_weight, merged=merged and has_adapters(self.model))
+        return self._lazy_weights(self.gather_weight, merged=merged and has_adapters(self.model))
+
+    def _lazy_weights(self, gather_weight: Callable[[str, bool], Tensor], *, merged: bool) -> LazyWeights:
+        """`gather_weight`: by name and `merged`; a command to the other ranks, or part of one."""
+        # A sharded tensor has the shape of the whole one: to validate the weights, none has to be gathered.
+        weights = {name: weight.shape for name, weight in self.trainable_weights.items()}
+        return LazyWeights(self._merged_weights.shapes if merged else weights, lambda name: gather_weight(name, merged))
 
     @cached_property
     def _merged_weights(self) -> MergedWeights:
@@ -157,7 +164,7 @@ class ShardedLearner(LocalLearner):
     def update_engine(self, version: int) -> None:
         """Copy the weights into every rank's engine, as `version`. Each is gathered by all ranks at the same time."""
         assert self._engine is not None
-        weights = _GatheredWeights(self, self._gather_weight, merged=has_adapters(self.model))
+        weights = self._lazy_weights(self._gather_weight, merged=has_adapters(self.model))
         wait_for(self._engine.update_weights(weights, version))
 
     @_on_all_ranks
@@ -188,19 +195,6 @@ class ShardedLearner(LocalLearner):
         values = {**values, "low_precision": self.low_precision}
         with self.ranks.command("load_state_dict", ({}, values), {}):
             super().load_state_dict(self.ranks.distribute(tensors), values)
-
-
-class _GatheredWeights:
-    """Iterates over the whole weights of a sharded learner. It is no iterator: the engine iterates twice."""
-
-    def __init__(self, learner: ShardedLearner, gather: Callable[[str, bool], Tensor], *, merged: bool) -> None:
-        """`gather`: by name and `merged`; a command to the other ranks, or part of one."""
-        self._names = list(MergedWeights(learner.model).layers if merged else learner.trainable_weights)
-        self._gather = gather
-        self._merged = merged
-
-    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        return ((name, self._gather(name, self._merged)) for name in self._names)
 
 
 class RankFleet(FleetBackend):

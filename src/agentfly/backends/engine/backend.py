@@ -160,14 +160,19 @@ class EngineBackend(Backend):
     def _load(self, weights: Iterable[tuple[str, Any]]) -> Callable[[], None]:
         """Validate all weights; returns a function that copies them.
 
-        An iterable that can be iterated twice is, so that weights made on the fly are never in memory all at once.
+        Weights that are computed on the fly are validated by their shapes alone, and computed once, one at a time.
         """
         named = self.weights
         shapes = {name: parameter.shape for name, parameter in named.items()}
-        pairs = list(loading.iterate_tensors(weights)) if isinstance(weights, Iterator) else weights
+        pairs: Iterable[tuple[str, torch.Tensor]]
+        if isinstance(weights, loading.LazyWeights):
+            pairs, new_shapes = weights, list(weights.shapes.items())
+        else:
+            pairs = tensors = list(loading.iterate_tensors(weights))
+            new_shapes = [(name, tensor.shape) for name, tensor in tensors]
         # All of them before one is copied: after half of an update, the weights would belong to no version.
-        for name, value in loading.iterate_tensors(pairs):
-            loading.check_weight(name, value, shapes)
+        for name, shape in new_shapes:
+            loading.check_weight(name, shape, shapes)
 
         @torch.no_grad()
         def commit() -> None:

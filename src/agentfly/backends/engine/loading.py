@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -148,6 +148,17 @@ def _cpu_is_fast_in_bfloat16() -> bool:
     return tried.returncode == 0 and tried.stdout.strip() == "True"
 
 
+class LazyWeights:
+    """Weights by name that are computed one at a time, whenever they are iterated. Their shapes are known before."""
+
+    def __init__(self, shapes: Mapping[str, Sequence[int]], compute: Callable[[str], torch.Tensor]) -> None:
+        self.shapes = shapes
+        self._compute = compute
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return ((name, self._compute(name)) for name in self.shapes)
+
+
 def iterate_tensors(weights: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the weights. An exception of the iterable is raised as ConfigError."""
     pairs: Iterator[tuple[str, Any]] | None = None
@@ -164,12 +175,12 @@ def iterate_tensors(weights: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, t
         yield str(name), value
 
 
-def check_weight(name: str, value: torch.Tensor, shapes: Mapping[str, Sequence[int]]) -> None:
-    """Raise ConfigError if a model with weights of these shapes has none of this name, or one of another shape."""
+def check_weight(name: str, shape: Sequence[int], shapes: Mapping[str, Sequence[int]]) -> None:
+    """Raise ConfigError if a model with weights of `shapes` has none of this name, or one of another shape."""
     if name not in shapes:
         raise ConfigError(f"the model has no weight {name!r}; it has {', '.join(list(shapes)[:3])}, …")
-    if tuple(value.shape) != tuple(shapes[name]):
-        raise ConfigError(f"the weight {name!r} has the shape {tuple(value.shape)}, not {tuple(shapes[name])}")
+    if tuple(shape) != tuple(shapes[name]):
+        raise ConfigError(f"the weight {name!r} has the shape {tuple(shape)}, not {tuple(shapes[name])}")
 
 
 def max_positions(config: Any) -> int:
