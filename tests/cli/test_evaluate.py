@@ -212,6 +212,7 @@ MISSING = """
 import asyncio
 from agentfly import Environment, reward
 from agentfly.agents import HFAgent
+from agentfly.errors import require_extra
 
 class Judge(Environment):
     async def start(self):

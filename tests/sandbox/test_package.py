@@ -36,7 +36,7 @@ def test_importing_the_sandbox_loads_no_other_module_of_agentfly() -> None:
     code = "import sys, agentfly.sandbox; print(*(name for name in sys.modules if name.startswith('agentfly.')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     loaded = {name.split(".")[1] for name in done.stdout.split()}
-    assert loaded <= {"sandbox", "errors", "threads"}
+    assert loaded <= {"sandbox", "errors", "threads", "types"}
 
 
 def test_programs_inside_use_the_standard_library_only() -> None:

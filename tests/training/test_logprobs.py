@@ -11,6 +11,7 @@ from torch import Tensor  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from agentfly.algorithms.base import SegmentArrays  # noqa: E402
+from agentfly.segment import Floats  # noqa: E402
 from agentfly.training import logprobs  # noqa: E402
 from agentfly.training.logprobs import Head, score, score_logits  # noqa: E402
 from agentfly.training.model import Policy  # noqa: E402
@@ -32,6 +33,11 @@ def plain(model: Any, pieces: list[SegmentArrays], temperature: float) -> tuple[
     return torch.cat(out), torch.cat(entropies)
 
 
+def per_token(pieces: list[SegmentArrays], temperatures: list[float]) -> Floats:
+    """The temperature of every sampled token, for one of each segment."""
+    return np.repeat(np.array(temperatures), [int(segment.mask.sum()) for segment in pieces])
+
+
 def gradients(model: Any, loss: Tensor) -> Tensor:
     model.zero_grad()
     loss.backward()
@@ -50,7 +56,7 @@ def test_batched_logprobs_equal_a_plain_forward_pass(family: str, recompute: boo
     policy = Policy(model, gradient_checkpointing=recompute)
     assert policy.backbone.packed == (family in PACKED)
     expected, spread = plain(model, PIECES, 0.7)
-    got, entropies = policy(PIECES, [0.7] * len(PIECES))
+    got, entropies = policy(PIECES, per_token(PIECES, [0.7] * 4))
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(entropies, spread, atol=1e-5, rtol=1e-5)
     pull = torch.randn(2, len(expected), generator=torch.Generator().manual_seed(0))
@@ -98,7 +104,8 @@ def test_gradient_equals_finite_differences(scale: float, softcap: float | None,
 
 def test_a_temperature_is_respected_sequence_by_sequence() -> None:
     model = model_of()
-    scores = Policy(model)(PIECES, [0.5, 1.0, 2.0, 0.0])[0].split([int(segment.mask.sum()) for segment in PIECES])
+    scores = Policy(model)(PIECES, per_token(PIECES, [0.5, 1.0, 2.0, 0.0]))[0]
+    scores = scores.split([int(segment.mask.sum()) for segment in PIECES])
     for segment, segment_scores, heat in zip(PIECES, scores, (0.5, 1.0, 2.0, 1.0), strict=True):
         torch.testing.assert_close(segment_scores, plain(model, [segment], heat)[0], atol=1e-5, rtol=1e-5)
 
@@ -110,7 +117,7 @@ def test_a_head_with_adapters_is_scored_with_them() -> None:
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
                 parameter.normal_(std=0.2)
-    got, expected = Policy(model)(PIECES, [1.0] * 4)[0], plain(model, PIECES, 1.0)[0]
+    got, expected = Policy(model)(PIECES, per_token(PIECES, [1.0] * 4))[0], plain(model, PIECES, 1.0)[0]
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
     expected_gradients, actual_gradients = gradients(model, expected.sum()), gradients(model, got.sum())
     torch.testing.assert_close(
@@ -136,7 +143,7 @@ def test_custom_logits_are_scored() -> None:
     model = model_of()
     model.lm_head.register_forward_hook(lambda _, __, out: out * 0.3 + 0.1 * out.sin())
     policy = Policy(model)
-    got, expected = policy(PIECES, [1.0] * 4), plain(model, PIECES, 1.0)
+    got, expected = policy(PIECES, per_token(PIECES, [1.0] * 4)), plain(model, PIECES, 1.0)
     torch.testing.assert_close(got[0], expected[0], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(got[1], expected[1], atol=1e-5, rtol=1e-5)
 

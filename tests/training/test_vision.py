@@ -49,7 +49,8 @@ def test_gradients_equal_a_naive_implementation(folder: Path, packed: bool, monk
         monkeypatch.setattr("agentfly.training.model.supports_packing", lambda _: False)
     policy = Policy(model, gradient_checkpointing=not packed)
     assert policy.backbone.packed == packed
-    scores = policy([SegmentArrays.from_segment(segment) for segment in segments], [1.0] * len(segments))[0]
+    pieces = [SegmentArrays.from_segment(segment) for segment in segments]
+    scores = policy(pieces, np.ones(sum(piece.num_sampled_tokens for piece in pieces)))[0]
     assert torch.allclose(scores, torch.cat(naive), atol=1e-5)
     scores.sum().backward()
     tower = {id(weight) for weight in tower_parameters(model)}

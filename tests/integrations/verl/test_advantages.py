@@ -46,8 +46,15 @@ def make_groups(*, greedy: bool) -> list[Group]:
     return groups
 
 
-@pytest.mark.parametrize("name", sorted(ALGORITHMS))
-@pytest.mark.parametrize("kl", [{}, {"coef": 0.3, "placement": "reward", "estimator": "k1"}])
+@pytest.mark.parametrize(
+    ("name", "kl"),
+    [
+        (name, kl)
+        for name in sorted(ALGORITHMS)
+        for kl in ({}, {"coef": 0.3, "placement": "reward", "estimator": "k1"})
+        if not (kl and name == "gdpo")  # it compares the components of a reward, which KL is none of
+    ],
+)
 @pytest.mark.parametrize("rule", ["broadcast", "geometric"])
 def test_rows_have_the_advantages_of_a_local_run(name: str, kl: dict[str, Any], rule: Any) -> None:
     config = TrainConfig(algorithm=name, kl=kl)

@@ -18,7 +18,7 @@ from agentfly.types import Sampling
 
 HONORED_BY_US = {
     "advantages": ["algorithm", "segment_reward", "zero_variance", "kl.placement", "kl.target"],
-    "loss": ["loss.clip", "loss.correction", "loss.correction_cap", "mini_batches"],
+    "loss": ["loss.clip", "loss.ratio", "loss.correction", "loss.correction_cap", "mini_batches"],
     "chains": [
         "template",
         "max_turns",
@@ -32,6 +32,7 @@ HONORED_BY_US = {
     "evaluation": ["evaluation.every", "evaluation.chains", "evaluation.tasks"],
     "training processes": ["optimizer.schedule", "optimizer.warmup_steps"],
     "refused": [
+        "loss.observation_coef",
         "optimizer.critic_warmup_steps",
         "teacher.model",
         "teacher.base_url",
