@@ -5,6 +5,7 @@ import copy
 import random
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -340,6 +341,24 @@ async def test_closed_engine_raises(model: Any) -> None:
     await backend.close()
     with pytest.raises(BackendFault, match="the engine is closed"):
         await running
+    await backend.close()
+
+
+async def test_engine_that_is_stopped_while_its_thread_wakes_up_ends(model: Any) -> None:
+    backend = backend_of(model)
+    engine = backend._engine
+
+    class WakeUp(threading.Event):
+        """The event of an engine that is stopped just before its thread clears it."""
+
+        def clear(self) -> None:
+            engine.stop()
+            super().clear()
+
+    sleeping, engine._awake = engine._awake, WakeUp()
+    sleeping.set()
+    await asyncio.to_thread(engine.join, 60)
+    assert not engine._thread.is_alive()
     await backend.close()
 
 

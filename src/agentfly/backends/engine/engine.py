@@ -147,10 +147,12 @@ class Engine:
     def _work(self) -> None:
         try:
             self._runner.warm_up()
-            while not self._closed:
-                # Cleared before the commands are read: one that arrives in between sets it again. Cleared after,
-                # the thread would sleep with a request in its queue.
+            while True:
+                # Cleared before the commands and `_closed` are read: what arrives in between sets it again. Cleared
+                # after, the thread would sleep with a request in its queue, or forever in an engine that is closed.
                 self._awake.clear()
+                if self._closed:
+                    break
                 self._drain_commands()
                 if not self._step() and not self._commands:
                     release_helpers()
