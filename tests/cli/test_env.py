@@ -26,6 +26,7 @@ from agentfly.environments import CodeInterpreter
 from agentfly.errors import ConfigError
 from agentfly.tooling import Toolbox
 from tests.commands import run_command
+from tests.environments.task_folders.folders import write_task
 
 COMMAND = [sys.executable, "-c", "from agentfly.cli.app import main; main()", "env"]
 ENVIRONMENTS = '''
@@ -126,6 +127,34 @@ def answers(run: subprocess.CompletedProcess[str], line: str) -> list[str]:
     assert run.returncode == 0, run.stderr
     answer = run.stdout.partition(f"\n> {line}\n")[2]
     return answer.partition("\n> ")[0].splitlines()
+
+
+# ── task folders ──
+
+
+def test_check_solves_each_task_folder_and_names_what_is_wrong(folder: Path) -> None:
+    always = "#!/bin/bash\necho 1 > /logs/verifier/reward.txt\n"
+    write_task(folder / "tasks", "good", config="[agent]\nmax_turns = 3\n")
+    run = env("check", "tasks")
+    if "no sandbox" in run.stdout:
+        pytest.skip(run.stdout)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert re.search(r"n/a +good +without effect: agent.max_turns", run.stdout)
+    assert re.search(r"pass +good +the expert earns 1, doing nothing 0", run.stdout)
+
+    write_task(folder / "tasks", "always", tests=always)
+    write_task(folder / "tasks", "unsolved", solution="#!/bin/bash\nexit 1\n")
+    write_task(folder / "tasks", "no-solution", solution=None)
+    write_task(folder / "tasks", "no-tests", tests=None)
+    write_task(folder / "tasks", "nan", tests=always.replace("1 >", "nan >"))
+    run = env("check", "tasks")
+    assert run.returncode == 1
+    assert re.search(r"FAIL +always +a chain that does nothing earns 1 instead of 0: its tests do not", run.stdout)
+    assert re.search(r"FAIL +unsolved +the expert earns 0 instead of 1", run.stdout)
+    assert re.search(r"FAIL +no-solution +.* has no solution/solve.sh", run.stdout)
+    assert re.search(r"FAIL +no-tests +.* has no tests/test.sh, which decides the reward", run.stdout)
+    assert re.search(r"FAIL +nan +a chain that does nothing has no reward: .*no valid reward.txt", run.stdout)
+    assert re.search(r"pass +good", run.stdout)
 
 
 # ── list ──

@@ -296,7 +296,10 @@ def test_missing_file_lists_similar_names(tmp_path: Path) -> None:
         read_tasks(str(tmp_path / "zzz"))
     with pytest.raises(DataError, match=r"no file .*: there is no folder .*nowhere$"):
         read_tasks(tmp_path / "nowhere" / "train.jsonl")
-    with pytest.raises(DataError, match=r"is a folder; name one file in it; near it are train\.jsonl$"):
+    with pytest.raises(
+        DataError,
+        match=r"is a folder without task folders .NAME/task.toml.; name one file in it; near it are train\.jsonl$",
+    ):
         read_tasks(tmp_path)
 
 

@@ -22,7 +22,10 @@ from typing import Any
 IMAGE = "localhost/agentfly-python:latest"
 BARE_IMAGE = "localhost/agentfly-bare:latest"
 SKIPPED = {"__pycache__", "test", "tests", "site-packages", "idlelib", "tkinter", "ensurepip", "lib2to3"}
-PROGRAMS = ("cat", "dash", "env", "grep", "head", "kill", "ls", "sh", "sleep", "true", "wc", "yes")
+PROGRAMS = (
+    *("cat", "chmod", "dash", "env", "grep", "head", "kill", "ls", "mkdir", "mv", "rm", "sed", "sh", "sleep", "tar"),
+    *("touch", "true", "wc", "yes"),
+)
 SETTINGS = """
 [containers]
 default_ulimits = ["nofile=4096:4096", "nproc=4096:4096"]

@@ -58,19 +58,25 @@ def play_command(
 
 @app.command("check")
 def check_command(
-    name: EnvironmentName,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="An environment as in `env play`, or task folders.")],
     tasks: Annotated[Path | None, typer.Option(help="File of tasks; default: the environment draws its own.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of drawn tasks and generated calls.")] = 0,
     instances: Annotated[int, typer.Option("--instances", "-n", min=1, help="Number of concurrent instances.")] = 4,
     seconds: Annotated[float, typer.Option(min=1, help="CPU time limit of each property, in seconds.")] = 120.0,
 ) -> None:
-    """Check that an environment keeps the contract. Prints a line per property."""
+    """Check that an environment keeps the contract, a line per property; or that task folders can be solved."""
+    import asyncio
+
     from rich.text import Text
 
     from agentfly.cli.console import make_console, print_text
     from agentfly.cli.resolve import resolve_environment
     from agentfly.conformance import PropertyResult, PropertyStatus, check_environment
+    from agentfly.conformance.tasks import check_tasks
     from agentfly.data import read_tasks
+    from agentfly.data.task_folders import TaskFiles, find_task_folders
+    from agentfly.errors import DataError
+    from agentfly.types import Task
 
     console = make_console()
     styles = {PropertyStatus.PASS: "green", PropertyStatus.FAIL: "bold red", PropertyStatus.NOT_APPLICABLE: "dim"}
@@ -79,6 +85,19 @@ def check_command(
         status = (f"{result.status.value:4}", styles[result.status])
         print_text(console, Text.assemble(status, f"  {result.name:<20}  {result.detail}"))
 
+    if folders := find_task_folders(Path(name)):
+        readable = []
+        for folder in folders:
+            try:
+                files = TaskFiles.read(folder.resolve())
+            except DataError as error:
+                print_result(PropertyResult(folder.name, PropertyStatus.FAIL, str(error)))
+            else:
+                readable.append(Task.of(files.to_row()))
+                if keys := files.ignored_keys():
+                    print_text(console, f"n/a   {folder.name:<20}  without effect: {', '.join(keys)}", "dim")
+        solved = asyncio.run(check_tasks(resolve_environment("TaskFolder"), readable, print_result))
+        raise typer.Exit(0 if solved and len(readable) == len(folders) else 1)
     env_class = resolve_environment(name)
     report = check_environment(
         env_class,

@@ -25,8 +25,6 @@ CONSTRUCTOR_SECONDS = 1.0
 """CPU time limit of a constructor, in the best of three calls."""
 COUNT = 20
 """Tasks drawn of a split."""
-DISJOINT_COUNT = 30
-"""Tasks drawn of a split and seed to compare splits."""
 _TYPE_KEYS = ("type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref")
 
 
@@ -113,7 +111,7 @@ def splits_disjoint(subject: Subject) -> str:
     split_of: dict[str, str] = {}
     for split in SPLITS:
         for seed_offset in range(2):
-            for row in _draw(subject, split, DISJOINT_COUNT, seed_offset):
+            for row in _draw(subject, split, COUNT, seed_offset):
                 content = json.dumps({name: row[name] for name in row if name != "id"}, sort_keys=True, default=repr)
                 if split_of.setdefault(content, split) != split:
                     question = row.get("question", content)

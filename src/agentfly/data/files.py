@@ -5,6 +5,8 @@
 .csv               a header, then one row per record; every cell is text, `messages` is JSON
 .parquet           requires pyarrow
 all formats but parquet may be compressed: .jsonl.gz, .json.xz, …
+
+A folder of task folders (`task_folders.py`) yields a row for each of them.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, cast
 
+from agentfly.data import task_folders
 from agentfly.errors import ConfigError, DataError, install_command
 from agentfly.types import Image
 
@@ -40,6 +43,8 @@ def find_reader(path: Path) -> Reader:
     if compressed:
         suffixes.pop()
     suffix = suffixes[-1] if suffixes else ""
+    if task_folders.find_task_folders(path):
+        return task_folders.read_rows
     if path.is_dir() or not path.exists():
         folder = path if path.is_dir() else path.parent
         near: list[str] = []
@@ -49,7 +54,7 @@ def find_reader(path: Path) -> Reader:
             near = difflib.get_close_matches(path.name, names, 5) or data_files[:5]
         hint = f"; near it are {', '.join(near)}" if near else ""
         if path.is_dir():
-            raise DataError(f"{path} is a folder; name one file in it{hint}")
+            raise DataError(f"{path} is a folder without task folders (NAME/task.toml); name one file in it{hint}")
         missing = "" if folder.is_dir() else f": there is no folder {folder}"
         raise DataError(f"no file {path}{missing}{hint}")
     if suffix not in _READERS or (compressed and suffix == ".parquet"):

@@ -91,8 +91,8 @@ class SandboxEnvironment(Environment):
         raise NotImplementedError
 
 
-class CodeInterpreter(SandboxEnvironment):
-    """A session in a sandbox. Subclasses set other limits or another mechanism."""
+class SandboxFiles(SandboxEnvironment):
+    """A session whose files the model reads and edits."""
 
     async def reset(self, task: Task) -> None:
         """Start a new session, with the files of the task's column `files` (path → text or bytes) in its folder."""
@@ -121,25 +121,6 @@ class CodeInterpreter(SandboxEnvironment):
         if outcome.figures:
             result["image"] = list(outcome.figures)
         return result
-
-    @tool(name="code_interpreter", timeout=TOOL_TIMEOUT, max_length=20_000)
-    async def run_python(self, code: str) -> dict[str, Any]:
-        """Run Python code. Variables, imports and files stay for the next call. Shows what was printed and the value
-        of the last expression.
-
-        Args:
-            code: The code to run.
-        """
-        return await self._observe(await self.session.run(code))
-
-    @tool(timeout=TOOL_TIMEOUT, max_length=20_000)
-    async def run_shell(self, command: str) -> dict[str, Any]:
-        """Run a shell command in the working folder.
-
-        Args:
-            command: The command, as one would type it.
-        """
-        return await self._observe(await self.session.shell(command))
 
     @tool(timeout=TOOL_TIMEOUT, max_length=20_000)
     @_answer_file_errors
@@ -170,7 +151,7 @@ class CodeInterpreter(SandboxEnvironment):
         """
         data = _encode(content)
         await self._remember(path)
-        await self.session.put(path, data)
+        await self.session.put(self._locate(path), data)
         return f"{path} written."
 
     @tool(timeout=TOOL_TIMEOUT)
@@ -189,7 +170,7 @@ class CodeInterpreter(SandboxEnvironment):
             raise FileAccessError(f"the old text occurs {count} times in {path}; it must occur exactly once")
         data = _encode(text.replace(old, new))
         await self._remember(path)
-        await self.session.put(path, data)
+        await self.session.put(self._locate(path), data)
         return f"{path} written."
 
     @tool(timeout=TOOL_TIMEOUT)
@@ -213,6 +194,60 @@ class CodeInterpreter(SandboxEnvironment):
             await self.session.put(name, content)
         del self._history[index]
         return f"{path} is {'gone again' if content is None else 'as it was before the last change'}."
+
+    def _locate(self, path: str) -> str:
+        """Return a path of the model as the session takes it: from the session's folder."""
+        return path
+
+    def _normalize(self, path: str) -> str:
+        """Return a path of the model relative to the session's folder."""
+        return posixpath.relpath(posixpath.join(self.session.folder, self._locate(path)), self.session.folder)
+
+    async def _remember(self, path: str) -> None:
+        """Save the current content of a file for `undo_edit`. None if it does not exist."""
+        name = self._normalize(path)
+        try:
+            self._history.append((name, await self.session.get(self._locate(path), _MAX_FILE_BYTES)))
+            return
+        except FileAccessError:
+            pass
+        try:
+            exists = any(entry.path == name for entry in await self.session.list_files(posixpath.dirname(name) or "."))
+        except FileAccessError:  # its folder does not exist either
+            exists = False
+        if exists:  # too large to save: its earlier changes cannot be undone any more
+            self._history = deque((version for version in self._history if version[0] != name), _MAX_UNDO)
+        else:
+            self._history.append((name, None))
+
+    async def _read_text(self, path: str) -> str:
+        try:
+            return (await self.session.get(self._locate(path), _MAX_FILE_BYTES)).decode()
+        except UnicodeDecodeError:
+            raise FileAccessError(f"{path} is not a text file") from None
+
+
+class CodeInterpreter(SandboxFiles):
+    """A session in a sandbox. Subclasses set other limits or another mechanism."""
+
+    @tool(name="code_interpreter", timeout=TOOL_TIMEOUT, max_length=20_000)
+    async def run_python(self, code: str) -> dict[str, Any]:
+        """Run Python code. Variables, imports and files stay for the next call. Shows what was printed and the value
+        of the last expression.
+
+        Args:
+            code: The code to run.
+        """
+        return await self._observe(await self.session.run(code))
+
+    @tool(timeout=TOOL_TIMEOUT, max_length=20_000)
+    async def run_shell(self, command: str) -> dict[str, Any]:
+        """Run a shell command in the working folder.
+
+        Args:
+            command: The command, as one would type it.
+        """
+        return await self._observe(await self.session.shell(command))
 
     @tool(timeout=TOOL_TIMEOUT)
     @_answer_file_errors
@@ -242,33 +277,6 @@ class CodeInterpreter(SandboxEnvironment):
         if outcome.status == 1 and not outcome.output:
             return "No line matches."
         return (await self._observe(outcome))["observation"] if outcome.status else outcome.output
-
-    def _normalize(self, path: str) -> str:
-        """Return the path relative to the working folder."""
-        return posixpath.relpath(posixpath.join(self.session.folder, path), self.session.folder)
-
-    async def _remember(self, path: str) -> None:
-        """Save the current content of a file for `undo_edit`. None if it does not exist."""
-        name = self._normalize(path)
-        try:
-            self._history.append((name, await self.session.get(path, _MAX_FILE_BYTES)))
-            return
-        except FileAccessError:
-            pass
-        try:
-            exists = any(entry.path == name for entry in await self.session.list_files(posixpath.dirname(name) or "."))
-        except FileAccessError:  # its folder does not exist either
-            exists = False
-        if exists:  # too large to save: its earlier changes cannot be undone any more
-            self._history = deque((version for version in self._history if version[0] != name), _MAX_UNDO)
-        else:
-            self._history.append((name, None))
-
-    async def _read_text(self, path: str) -> str:
-        try:
-            return (await self.session.get(path, _MAX_FILE_BYTES)).decode()
-        except UnicodeDecodeError:
-            raise FileAccessError(f"{path} is not a text file") from None
 
 
 def _encode(text: str) -> bytes:

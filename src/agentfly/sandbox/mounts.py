@@ -21,6 +21,8 @@ from agentfly.sandbox.base import SandboxUnavailable
 
 WORK = "/session"
 """Working folder of a session with mounts of its own."""
+TASK_FOLDERS = ("/app", "/logs", "/solution", "/tests")
+"""Absolute paths that task folders use, as links into the working folder: `/app` is `/session/app`."""
 INSIDE = Path(__file__).resolve().parent / "inside"
 """The trusted programs on the host."""
 _TRUSTED = "/opt/agentfly/inside"
@@ -91,6 +93,7 @@ class MountPlan:
 def plan_mounts(python: Python) -> MountPlan:
     """Plan the mounts for sessions of this interpreter."""
     links = [(os.readlink(path), path) for path in _SYSTEM if os.path.islink(path)]
+    links += [(WORK + path, path) for path in TASK_FOLDERS if not _is_within(python.prefix, [path])]
     visible = ["/usr", *(path for path in _SYSTEM if os.path.isdir(path) and not os.path.islink(path))]
     visible += [path for path in _SETTINGS if os.path.exists(path)]
     if not _is_within(python.prefix, visible):

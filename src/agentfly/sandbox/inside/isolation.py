@@ -51,8 +51,11 @@ def mount_session(limits: dict[str, Any], work: str) -> None:
     os.chdir(work)
 
 
-def drop_privileges(confine: str, readable: list[str], work: str, inet: bool) -> None:
-    """Give up every privilege permanently, as far as the mechanism `confine` goes. inet: allow TCP and UDP sockets."""
+def drop_privileges(confine: str, readable: list[str], work: str, inet: bool, capabilities: bool = False) -> None:
+    """Give up every privilege permanently, as far as the mechanism `confine` goes.
+
+    inet: allow TCP and UDP sockets. capabilities: keep those that the container engine gives.
+    """
     if os.getsid(0) != os.getpid():
         os.setsid()
     if confine == "none":
@@ -61,7 +64,8 @@ def drop_privileges(confine: str, readable: list[str], work: str, inet: bool) ->
     if confine == "namespaces" and os.path.exists("/proc/self/ns/cgroup"):
         kernel.unshare(kernel.NEWCGROUP)  # names of cgroups reveal pids of the host
     if confine in ("namespaces", "container"):
-        kernel.drop_capabilities()
+        if not capabilities:
+            kernel.drop_capabilities()
         kernel.set_dumpable(False)
         if confine == "namespaces" or kernel.MACHINE in kernel.SUPPORTED:  # a container engine has its own filter too
             kernel.filter_syscalls(seccomp.build_filter(inet=inet, own_mounts=True))

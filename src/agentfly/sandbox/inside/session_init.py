@@ -69,7 +69,13 @@ def run(host: frames.Channel, keep: set[int], limits: dict[str, Any], config: di
         else:
             os.chdir(work)
         frames.receive(host, MAX_QUESTION)  # the host has moved this process into its cgroup
-        isolation.drop_privileges(config["confine"], config["readable"], work, inet=limits["inet"])
+        isolation.drop_privileges(
+            config["confine"],
+            config["readable"],
+            work,
+            inet=limits["inet"],
+            capabilities=config.get("capabilities", False),
+        )
         locked = True
         SessionInit(host, limits, config["confine"], work=work).serve()
     except (EOFError, ConnectionError):

@@ -85,6 +85,36 @@ class ContainerEngine:
         """The mechanism that enforces the limits."""
         return f"cgroup v{self._info.get('CgroupVersion', '1')}"
 
+    def build(self, folder: Path, tag: str, seconds: float) -> None:
+        """Build the image `tag` from the Dockerfile in a folder, unless there is one of this name."""
+        lines: list[str] = []
+        try:
+            if self._api.images(name=tag):
+                return
+            for event in self._api.build(
+                path=str(folder), tag=tag, rm=True, forcerm=True, decode=True, timeout=seconds
+            ):
+                lines.append(str(event.get("stream") or event.get("error") or "").strip())
+                if "error" in event:
+                    text = " | ".join(line for line in lines[-4:] if line)
+                    raise SandboxUnavailable(f"the image of {folder} cannot be built: {text}")
+        except (docker.errors.DockerException, requests.RequestException) as error:
+            raise SandboxUnavailable(
+                f"the image of {folder} was not built within {seconds:g} seconds: {_error_text(error)}"
+            ) from error
+
+    def working_folder(self, image: str) -> str:
+        """The folder in which the image's commands start. Empty if it names none."""
+        return str((self._inspect_image(image).get("Config") or {}).get("WorkingDir") or "")
+
+    def _inspect_image(self, image: str) -> dict[str, Any]:
+        try:
+            return dict(self._api.inspect_image(image))
+        except docker.errors.ImageNotFound as error:
+            raise SandboxUnavailable(
+                f"the container engine has no image {image!r}: docker pull {image} (or podman pull), or build it"
+            ) from error
+
     def launch(self, name: str, settings: dict[str, Any], host_settings: dict[str, Any]) -> socket.socket:
         """Create and start a container; the socket attached to the stdin, stdout and stderr of its first process."""
         image, program = settings["image"], settings["entrypoint"][0]
@@ -123,17 +153,13 @@ class ContainerEngine:
         image = settings["image"]
         try:
             # Replace volumes that the image declares by limited tmpfs mounts: they would be writable without a limit.
-            declared = (self._api.inspect_image(image).get("Config") or {}).get("Volumes") or ()
+            declared = (self._inspect_image(image).get("Config") or {}).get("Volumes") or ()
             tmpfs = host_settings["tmpfs"]
             tmpfs.update(dict.fromkeys(declared, next(iter(tmpfs.values()))))
             host_config = self._api.create_host_config(log_config=docker.types.LogConfig(type="none"), **host_settings)
             self._api.create_container(
                 name=name, labels=owner_labels(), host_config=host_config, stdin_open=True, **settings
             )
-        except docker.errors.ImageNotFound as error:
-            raise SandboxUnavailable(
-                f"the container engine has no image {image!r}: docker pull {image} (or podman pull), or build it"
-            ) from error
         except docker.errors.DockerException as error:
             raise SandboxUnavailable(f"the engine refuses a container of {image!r}: {_error_text(error)}") from error
         except requests.RequestException as error:

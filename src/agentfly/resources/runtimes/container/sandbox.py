@@ -51,12 +51,17 @@ class Container:
     python: str = "python3"
     """The image's interpreter, 3.9 or later."""
     user: str = "1000:1000"
-    """User and group id of user code."""
+    """User and group id of user code. Empty: the image's."""
+    folder: str = WORK
+    """The folder that the session's files are in. The default is an empty one; "/" is the whole image."""
     network: bool = False
     """Whether sessions reach the engine's default network."""
     read_only: bool = True
     """Whether only the working folder, /tmp and similar folders are writable. False: a session may also write to its
     own copy of the image, on the engine's disk, without a limit."""
+    capabilities: bool = False
+    """Whether user code keeps the engine's default capabilities, which package managers need: chown, setuid, ….
+    For images that run as root, with a runtime that confines root."""
     runtime: str | None = None
     """OCI runtime, for example `runsc` (gVisor). None: the engine's default."""
     environment: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -98,8 +103,8 @@ class Container:
             "entrypoint": [self.python, "-I", "-B", "-X", "utf8", "-c", boot, frames],
             "user": self.user,
             "hostname": "sandbox",
-            "working_dir": WORK,
-            "environment": {**session_environment(WORK), **self.environment},
+            "working_dir": self.folder,
+            "environment": {**session_environment(self.folder), **self.environment},
         }
         host_settings = {
             "mem_limit": limits.memory,
@@ -107,10 +112,10 @@ class Container:
             "pids_limit": limits.processes + 1,
             "nano_cpus": None if limits.cpus is None else int(limits.cpus * 1e9),
             "read_only": self.read_only,
-            "tmpfs": dict.fromkeys((WORK, *_SCRATCH), tmpfs),
+            "tmpfs": dict.fromkeys((*([WORK] if self.folder == WORK else []), *_SCRATCH), tmpfs),
             "shm_size": limits.disk,
             "network_mode": None if self.network else "none",
-            "cap_drop": ["ALL"],
+            "cap_drop": [] if self.capabilities else ["ALL"],
             "security_opt": ["no-new-privileges"],
             "runtime": self.runtime,
             "init": False,  # the session's init must be the first process
@@ -185,13 +190,12 @@ class Demultiplexer:
 class ContainerHost(SessionHost):
     """One container, and the socket to the session's init in it."""
 
-    folder = WORK
-
     def __init__(
         self, container: Container, engine: ContainerEngine, limits: Limits, on_closed: Callable[[SessionHost], object]
     ) -> None:
         super().__init__(limits, on_closed)
         self._container, self._engine = container, engine
+        self.folder = container.folder
         self.name = f"{process_name(os.getpid()) or 'agentfly'}-{secrets.token_hex(4)}"
         self._stream = Demultiplexer()
         self._launching: asyncio.Task[None] | None = None
@@ -204,7 +208,13 @@ class ContainerHost(SessionHost):
         self._launching = asyncio.create_task(self._launch())
         await asyncio.shield(self._launching)
         limits = {**asdict(self.limits), "watch": False, "inet": True}
-        config = {"limits": limits, "confine": "container", "work": WORK, "readable": []}
+        config = {
+            "limits": limits,
+            "confine": "container",
+            "work": self.folder,
+            "readable": [],
+            "capabilities": self._container.capabilities,
+        }
         bootstrap = {"sources": _sources(), "program": _PROGRAM, "config": config}
         try:
             await self._expect("awake")
