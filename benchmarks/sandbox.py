@@ -41,7 +41,7 @@ from benchmarks.table import print_table
 CODE = "x = 1\nx + 1"
 LOADED = "import numpy\n" + CODE
 CONCURRENCY = (1, 16, 64)
-RESET_BY_SESSION = ("MathWithPython", "ProgramSynthesis", "Shell", "Repair")
+RESET_BY_SESSION = ("MathWithPython", "ProgramSynthesis", "Shell")
 
 
 def milliseconds(times: list[float]) -> str:

@@ -32,14 +32,13 @@ if TYPE_CHECKING:
     from agentfly.environments.miniwob import MiniWoB as MiniWoB
     from agentfly.environments.model_server import ModelServer as ModelServer
     from agentfly.environments.programs import ProgramSynthesis as ProgramSynthesis
-    from agentfly.environments.repair import Repair as Repair
-    from agentfly.environments.repair import RepairJudge as RepairJudge
     from agentfly.environments.rooms import FindDigit as FindDigit
     from agentfly.environments.rooms import Rooms as Rooms
     from agentfly.environments.scienceworld import ScienceWorld as ScienceWorld
     from agentfly.environments.search import Search as Search
     from agentfly.environments.shell import Shell as Shell
     from agentfly.environments.sql import SQL as SQL
+    from agentfly.environments.task_folders import TaskFolder as TaskFolder
     from agentfly.environments.webshop import VisualWebShop as VisualWebShop
     from agentfly.environments.webshop import WebShop as WebShop
 

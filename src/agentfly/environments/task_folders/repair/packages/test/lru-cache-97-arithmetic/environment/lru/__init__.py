@@ -1,0 +1,5 @@
+"""A cache that forgets what was used longest ago."""
+
+from lru.cache import LRUCache
+
+__all__ = ["LRUCache"]

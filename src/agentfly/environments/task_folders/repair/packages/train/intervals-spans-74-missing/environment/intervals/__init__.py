@@ -1,0 +1,5 @@
+"""Sets of whole numbers, kept as spans."""
+
+from intervals.spans import IntervalSet
+
+__all__ = ["IntervalSet"]

@@ -1,0 +1,5 @@
+"""Matrices of whole numbers."""
+
+from matrix.dense import Matrix
+
+__all__ = ["Matrix"]

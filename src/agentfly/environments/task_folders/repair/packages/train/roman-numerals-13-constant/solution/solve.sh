@@ -1,0 +1,2 @@
+#!/bin/bash
+sed -i '13c\    (9, "IX"),' /app/roman/numerals.py

@@ -1,0 +1,2 @@
+#!/bin/bash
+sed -i '57c\        if len(cells) > len(self.header):' /app/texttable/layout.py

@@ -1,0 +1,2 @@
+#!/bin/bash
+sed -i '100c\                break' /app/intervals/spans.py

@@ -1,0 +1,2 @@
+#!/bin/bash
+sed -i '37c\    def remove(self, word, times=1):' /app/trie/words.py
