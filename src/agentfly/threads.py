@@ -23,6 +23,7 @@ import threading
 import time
 import types
 from collections.abc import Callable, Coroutine, Generator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from agentfly.errors import describe
@@ -66,21 +67,10 @@ def wait_for(coroutine: Coroutine[Any, Any, Result]) -> Result:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(coroutine)
-    results: list[Result] = []
-    errors: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            results.append(asyncio.run(coroutine))
-        except BaseException as raised:
-            errors.append(raised)
-
-    thread = threading.Thread(target=contextvars.copy_context().run, args=(work,))
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return results[0]
+    executor = ThreadPoolExecutor(1)
+    result = executor.submit(contextvars.copy_context().run, asyncio.run, coroutine)
+    executor.shutdown(wait=False)  # as `with` does, but an interrupt of this thread need not wait for the coroutine
+    return result.result()
 
 
 class LoopTimer(Coroutine[Any, Any, Result]):
