@@ -336,8 +336,7 @@ async def measure_holding(sandbox: LocalSandbox, held: int) -> list[list[str]]:
 
 async def main(arguments: argparse.Namespace) -> None:
     async with await open_sandbox(arguments.mechanism, reduced=True, python=arguments.python) as sandbox:
-        loaded = ", ".join(sandbox.preloaded_libraries) or "nothing"
-        print(f"mechanism {sandbox.mechanism}, preloaded {loaded}, load {os.getloadavg()[0]:.1f}")
+        print(f"mechanism {sandbox.mechanism}, load {os.getloadavg()[0]:.1f}")
         opening = await measure_opening(sandbox)
         print_table("New interpreter, one call, close", ["what", "per second", "ms, median / 99 %"], opening)
         start = await measure_start(arguments.mechanism, arguments.python, 20 if arguments.held < 100 else 150)

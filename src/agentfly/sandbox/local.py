@@ -66,11 +66,6 @@ class LocalSandbox(Sandbox):
         """The least recently used limits come first."""
         self._forking: set[asyncio.Task[None]] = set()
 
-    @property
-    def preloaded_libraries(self) -> tuple[str, ...]:
-        """Libraries that are already imported when a session starts."""
-        return tuple(self._zygote.preloaded) if self._zygote else ()
-
     async def start(self) -> ZygoteHandle:
         """Return the zygote, started if it is not running."""
         async with self._start_lock:

@@ -21,7 +21,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, overload
+from typing import Protocol
 
 from agentfly.errors import AgentFlyError, ConfigError, describe
 from agentfly.sandbox.base import Capabilities, Limits, SandboxUnavailable
@@ -31,7 +31,6 @@ from agentfly.sandbox.mounts import INSIDE, find_python, is_closed_to_others, pl
 from agentfly.sandbox.session import Sandbox
 from agentfly.sandbox.zygote import LaunchPlan
 
-AnySandbox = TypeVar("AnySandbox", bound=Sandbox, covariant=True)
 STRONG = ("zygote", "namespaces")
 REDUCED = ("landlock",)
 MECHANISMS = (*STRONG, *REDUCED, "unsafe")
@@ -64,36 +63,25 @@ class MechanismStatus:
 _statuses: dict[tuple[str, str | None], MechanismStatus] = {}
 
 
-class Opener(Protocol[AnySandbox]):
+class Opener(Protocol):
     """A mechanism with its own settings, such as `Container(image=…)`."""
 
-    async def open_sandbox(self) -> AnySandbox:
+    async def open_sandbox(self) -> Sandbox:
         """Open a sandbox and verify that it runs code. Raises SandboxUnavailable."""
 
 
-@overload
-async def open_sandbox(mechanism: Opener[AnySandbox]) -> AnySandbox: ...
+Mechanism = str | Opener | None
+"""Name of a sandbox mechanism, or an opener such as a Container. None is the strongest that works here."""
 
 
-@overload
 async def open_sandbox(
-    mechanism: str | None = None,
+    mechanism: Mechanism = None,
     *,
     reduced: bool = False,
     python: str | None = None,
     preload: tuple[str, ...] = PRELOAD,
     ready_sessions: int = READY_SESSIONS,
-) -> LocalSandbox: ...
-
-
-async def open_sandbox(
-    mechanism: str | Opener[Any] | None = None,
-    *,
-    reduced: bool = False,
-    python: str | None = None,
-    preload: tuple[str, ...] = PRELOAD,
-    ready_sessions: int = READY_SESSIONS,
-) -> Any:
+) -> Sandbox:
     """Open a sandbox of the given mechanism, or of the strongest one that works here. Raises SandboxUnavailable.
 
     reduced: also allow mechanisms with reduced isolation.
@@ -261,10 +249,6 @@ def make_sandbox(
     return LocalSandbox(plan, capabilities, cgroups, preload=preload, ready_sessions=ready_sessions), note
 
 
-Mechanism = str | Opener[Any] | None
-"""Name of a sandbox mechanism, or an opener such as a Container. None is the strongest that works here."""
-
-
 _HeldOpen = tuple[AsyncGenerator[Sandbox, None], asyncio.Future[Sandbox]]
 _SANDBOXES: dict[asyncio.AbstractEventLoop, dict[Mechanism, _HeldOpen]] = {}
 """For each loop and mechanism the generator that holds the sandbox open, and its opening."""
@@ -272,8 +256,7 @@ _SANDBOXES: dict[asyncio.AbstractEventLoop, dict[Mechanism, _HeldOpen]] = {}
 
 async def _hold_open(mechanism: Mechanism) -> AsyncGenerator[Sandbox, None]:
     """Keep a sandbox open until the event loop shuts down, which closes its asynchronous generators."""
-    opening: Any = open_sandbox(mechanism)
-    async with await opening as sandbox:
+    async with await open_sandbox(mechanism) as sandbox:
         yield sandbox
 
 

@@ -187,7 +187,7 @@ class Session:
         # User code runs beside the interpreter. With a number that it cannot guess, it cannot answer a call in advance.
         number = secrets.randbits(62)
         wire = self._host.channel
-        wire.allow(self._call_budget)
+        wire.allow(self._limits.output * 8 + (32 << 20))
         await wire.send(channel.QUESTION, json.dumps({**question, "id": number}).encode())
         while True:
             kind, payload = await wire.receive(channel.OUTPUT, channel.ANSWER)
@@ -203,11 +203,6 @@ class Session:
         if has_reply:
             _, payload = await wire.receive(channel.REPLY)
             call.reply = channel.parse_reply(payload, number, self._limits.output)
-
-    @property
-    def _call_budget(self) -> int:
-        """Bytes that the session may send for one call."""
-        return self._limits.output * 8 + (32 << 20)
 
     async def _access_file(self, question: dict[str, Any], data: bytes = b"") -> tuple[dict[str, Any], bytes]:
         """Send a file request with its data; return the checked answer and the file content."""

@@ -95,9 +95,7 @@ class ZygoteHandle:
     session of the same user has too many descriptors in flight: the kernel counts those per user.
     """
 
-    def __init__(
-        self, process: subprocess.Popen[bytes], control: socket.socket, listener: int, preloaded: list[str]
-    ) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket, listener: int) -> None:
         self._process = process
         self._control = control
         self._listener = listener
@@ -106,7 +104,6 @@ class ZygoteHandle:
         self._exits: dict[int, asyncio.Future[int | None]] = {}
         """Session number → its wait status."""
         self._loop = asyncio.get_running_loop()
-        self.preloaded = preloaded
         self.alive = True
         self._loop.add_reader(control.fileno(), self._read_exits)
 
@@ -131,7 +128,7 @@ class ZygoteHandle:
                 start_new_session=True,
             )
         try:
-            preloaded = await _wait_until_ready(host_end, process)
+            await _wait_until_ready(host_end, process)
         except BaseException:
             host_end.close()
             os.close(address)
@@ -140,7 +137,7 @@ class ZygoteHandle:
         finally:
             if process.stderr:
                 process.stderr.close()
-        return cls(process, host_end, address, preloaded)
+        return cls(process, host_end, address)
 
     def open(self, config: dict[str, Any], credentials: bool) -> tuple[int, channel.SessionChannel]:
         """Request a session. Returns its number and the channel to its session init.
@@ -237,8 +234,8 @@ def _listen() -> tuple[socket.socket, int]:
             os.close(folder_fd)
 
 
-async def _wait_until_ready(control: socket.socket, process: subprocess.Popen[bytes]) -> list[str]:
-    """Wait for the zygote's first message. Returns the preloaded libraries; raises SandboxUnavailable."""
+async def _wait_until_ready(control: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    """Wait for the zygote's first message. Raises SandboxUnavailable with the reason if there is none."""
     try:
         async with asyncio.timeout(START_SECONDS):
             message = await asyncio.get_running_loop().sock_recv(control, 65536)
@@ -253,8 +250,6 @@ async def _wait_until_ready(control: socket.socket, process: subprocess.Popen[by
         raise SandboxUnavailable(
             lines[-1] if lines else f"it ended with status {process.returncode} and without a message"
         )
-    preloaded: list[str] = json.loads(message)["ready"]
-    return preloaded
 
 
 async def _kill(process: subprocess.Popen[bytes]) -> None:

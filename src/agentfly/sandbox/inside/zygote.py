@@ -16,7 +16,7 @@ import socket
 import sys
 from typing import Any
 
-from . import frames, interpreter, isolation, kernel, process_tree, seccomp, session_init
+from . import frames, interpreter, kernel, process_tree, seccomp, session_init
 
 
 class Zygote:
@@ -102,15 +102,13 @@ class Zygote:
 
 
 def main(config: dict[str, Any]) -> None:
-    """Import the libraries, report which were imported, serve until the host is gone, kill all sessions."""
+    """Import the libraries that exist, serve until the host is gone, kill all sessions."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.umask(0o022)
     sys.path[:0] = config["sites"]
-    preloaded = []
     for name in config["preload"]:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-            preloaded.append(name)
     interpreter.warm_up()
     zygote = Zygote(config)
     if zygote.own_namespaces:
@@ -123,7 +121,7 @@ def main(config: dict[str, Any]) -> None:
     gc.collect()
     gc.freeze()
     kernel.collapse_heap()
-    zygote.control.send(json.dumps({"ready": preloaded, "user": isolation.USER}).encode())
+    zygote.control.send(b"ready")
     try:
         zygote.serve()
     finally:
