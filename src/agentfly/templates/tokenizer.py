@@ -70,11 +70,11 @@ class ChatTokenizer(Protocol):
 
 
 @lru_cache(maxsize=4)
-def load_tokenizer(name: str, revision: str | None = None) -> ChatTokenizer:
+def load_tokenizer(name: str) -> ChatTokenizer:
     """Load the tokenizer of a local folder or of a model on the hub; `bytes` needs no files.
 
-    revision: branch, tag or commit on the hub; None is the default branch. If the hub is out of reach, its cache is
-    used. Raises ConfigError if there is no tokenizer, or if only transformers can read it and it is not installed.
+    If the hub is out of reach, its cache is used. Raises ConfigError if there is no tokenizer, or if only transformers
+    can read it and it is not installed.
     """
     if name == BYTES:
         return ByteTokenizer()
@@ -82,12 +82,12 @@ def load_tokenizer(name: str, revision: str | None = None) -> ChatTokenizer:
     is_local = folder.is_dir()
     try:
         if not is_local:
-            folder = download_files(name, revision)
+            folder = download_files(name)
         if (folder / "tokenizer.json").is_file():
             return FastTokenizer(folder)
         if is_local and not any(file for pattern in _VOCABULARIES for file in folder.glob(pattern)):
             raise OSError(f"{folder} has no tokenizer.json")
-        return _convert(name, revision)
+        return _convert(name)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"no tokenizer for {name!r}: it is neither a local folder with tokenizer.json nor a model that the hub "
@@ -96,7 +96,7 @@ def load_tokenizer(name: str, revision: str | None = None) -> ChatTokenizer:
         ) from error
 
 
-def download_files(name: str, revision: str | None = None) -> Path:
+def download_files(name: str) -> Path:
     """Download the files of the tokenizer and the processor from the hub; return the folder in the hub cache."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils.tqdm import tqdm
@@ -107,14 +107,15 @@ def download_files(name: str, revision: str | None = None) -> Path:
 
     try:
         patterns = [*_FILES, "config.json"]
-        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns, tqdm_class=HiddenBar))
+        return Path(snapshot_download(name, allow_patterns=patterns, tqdm_class=HiddenBar))
     except Exception as error:  # OSError, ValueError, or one of the HTTP client, which depends on the hub's version
         raise OSError(str(error)) from error
 
 
-def _convert(name: str, revision: str | None) -> ChatTokenizer:
+def _convert(name: str) -> ChatTokenizer:
     """Convert a tokenizer without tokenizer.json (SentencePiece, tiktoken, Tekken) with transformers."""
-    logging.getLogger("transformers").addFilter(_drop_torch_warning)
+    # A tokenizer does not need torch, so its absence is not worth a warning.
+    logging.getLogger("transformers").addFilter(lambda record: "PyTorch was not found" not in record.getMessage())
     with require_extra(
         f"converting the tokenizer of {name!r}, which has no tokenizer.json,",
         "train",
@@ -123,19 +124,13 @@ def _convert(name: str, revision: str | None) -> ChatTokenizer:
     ):
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    settings: dict[str, Any] = {} if revision is None else {"revision": revision}
     try:
-        loaded: ChatTokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **settings)
+        loaded: ChatTokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except ValueError:  # it needs remote code, which is never run
-        loaded = PreTrainedTokenizerFast.from_pretrained(name, **settings)
+        loaded = PreTrainedTokenizerFast.from_pretrained(name)
     if not hasattr(loaded, "backend_tokenizer"):
         raise ConfigError(f"the tokenizer of {name!r} is a {type(loaded).__name__}, which has no fast version")
     return loaded
-
-
-def _drop_torch_warning(record: logging.LogRecord) -> bool:
-    """Log filter: a tokenizer does not need torch, so its absence is not worth a warning."""
-    return "PyTorch was not found" not in record.getMessage()
 
 
 def save_tokenizer(tokenizer: ChatTokenizer, folder: Path, chat_template: str | None = None) -> None:
