@@ -194,7 +194,8 @@ class Allocator:
         while needy := [pool for pool in self.pools.values() if pool.num_to_start() > 0]:
             pool = min(needy, key=priority)
             if not self._budget.fits(pool, self.pools.values()):
-                # Close one idle instance of another pool, unless one is being closed already.
+                # Close one idle instance of another pool, unless one is being closed: its end comes back here. With one
+                # per call, a burst of requests would close every warm instance for a single start.
                 if not any(other.closing for other in self.pools.values()):
                     evictable = self._budget.find_evictable(pool, self.pools.values())
                     if evictable is not None:
@@ -216,6 +217,7 @@ class Allocator:
             self._instances.add(instance)
             await instance.step("start", seconds)
         except BaseException as error:
+            # A start that is cancelled counts too: one that stays in `starting` takes a place of the pool for ever.
             if isinstance(error, TimeoutError) and instance is None and limit.expired():
                 error = EnvironmentFault(f"the {pool.runtime.name} runtime created no {pool.name} within {seconds:g} s")
             pool.starting -= 1
@@ -240,6 +242,7 @@ class Allocator:
             pool.starting -= 1
             pool.started += 1
             pool.start.add(time.monotonic() - started_at)
+            # Only failures in a row break a pool: an environment that fails once an hour must not break it in a day.
             pool.start_failures.count = 0
             pool.start_failures.broken = False
             self._add_idle(pool, instance)
@@ -251,7 +254,7 @@ class Allocator:
         """Release an instance for one holder; the last holder's release ends the lease."""
         instance.holders.remove(holder)
         pool = self.pool(instance.env_class)
-        if instance.number not in pool.leased:
+        if instance.number not in pool.leased:  # the manager was closed, which terminates it
             return
         if instance.holders:
             self._start_missing(pool)  # if it died, requests may wait for another

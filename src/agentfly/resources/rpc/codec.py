@@ -95,11 +95,13 @@ class _Encoder:
             self._charge(len(value))
             return value
         if isinstance(value, int):
+            # The JSON parser refuses a number of more than 4,300 digits, and takes quadratic time for a long one.
             return value if value.bit_length() < 4096 else {"!int": hex(value)}
         if isinstance(value, float):
             return value
         if isinstance(value, dict):
             self._charge(2 * _ITEM_SIZE * len(value))
+            # A key of the value that looks like a tag would be decoded as one: such a dict is sent as pairs.
             if all(isinstance(key, str) and not key.startswith("!") for key in value):
                 self._charge(sum(map(len, value)))
                 return {key: self.encode(member) for key, member in value.items()}
@@ -107,6 +109,7 @@ class _Encoder:
             self._charge_keys(len(pairs))
             return {"!dict": pairs}
         if cls is list or cls in _COLLECTIONS:
+            # Before the items are visited: a list of a billion references to one item is refused at once.
             self._charge(_ITEM_SIZE * len(value))
             items = [self.encode(member) for member in value]
             if cls is set or cls is frozenset:
@@ -153,6 +156,7 @@ class _TagDecoder:
         if not tag.startswith("!"):
             return encoded
         content = encoded[tag]
+        # Keys after the tag would be dropped in silence.
         if len(encoded) > 1:
             raise ValueError("a tag among other keys")
         if tag == "!int":
@@ -174,6 +178,7 @@ class _TagDecoder:
             dtype, shape, data = content
             if not _NUMERIC_DTYPE.fullmatch(dtype):
                 raise ValueError("an array of what are not numbers")
+            # A copy, since the buffer is read-only; `[()]` makes a scalar of an array without dimensions.
             return numpy.frombuffer(base64.b64decode(data, validate=True), dtype).reshape(shape).copy()[()]
         cls = _RECORDS[tag[1:]]
         if len(content) != len(fields(cls)) or (cls is Image and not isinstance(content[0], str)):
