@@ -19,7 +19,7 @@ from typing import Any
 
 from agentfly.environment import Environment, Recycle
 from agentfly.errors import EnvironmentFault, describe
-from agentfly.resources.metrics import Holder, PoolMetrics
+from agentfly.resources.metrics import Holder
 from agentfly.resources.pool import Budget, Instance, LeaseRequest, PoolState, priority
 
 CHECK_AFTER = 5.0
@@ -63,10 +63,6 @@ class Allocator:
         if env_class not in self.pools:
             self.pools[env_class] = self._open_pool(env_class)
         return self.pools[env_class]
-
-    def pool_metrics(self) -> list[PoolMetrics]:
-        """A snapshot of every pool."""
-        return [pool.metrics() for pool in self.pools.values()]
 
     async def warm_up(self, env_classes: Iterable[type[Environment]]) -> None:
         """Begin to start the `min_warm` instances of these environments, without waiting for them."""

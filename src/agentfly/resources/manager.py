@@ -72,7 +72,8 @@ class ResourceManager:
 
     def pool_metrics(self) -> list[PoolMetrics]:
         """A snapshot of every pool."""
-        return [metrics for allocator in list(self._allocators.values()) for metrics in allocator.pool_metrics()]
+        allocators = list(self._allocators.values())
+        return [pool.metrics() for allocator in allocators for pool in allocator.pools.values()]
 
     def metrics(self) -> dict[str, float]:
         """The pool metrics as flat numbers, such as `Counter/waiting`."""

@@ -37,12 +37,6 @@ class CallResult:
     """Processes killed by the kernel for memory during the call."""
     started: float = field(default_factory=time.monotonic)
 
-    @property
-    def is_failure(self) -> bool:
-        """Whether the call did not succeed, so that the number of memory kills must be read."""
-        reply_failed = self.reply is not None and self.reply.status != "ok"
-        return "ended" in self.answer or bool(self.answer.get("status")) or reply_failed
-
     def outcome(self, expired: bool) -> Outcome:
         """Outcome of a call that was answered. expired: its time limit passed before the answer came."""
         if "ended" in self.answer:
