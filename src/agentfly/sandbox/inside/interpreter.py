@@ -196,20 +196,15 @@ class Interpreter:
 
     def execute(self, code: str, name: str) -> str | None:
         """Execute the code; return the `repr` of its last expression, or None if there is none or it is None."""
-        value: Any
-        if split := _split_last_line(code, name):
-            exec(split[0], self.namespace)
-            value = eval(split[1], self.namespace)
-        else:
-            tree: Any = compile(code, name, "exec", _ONLY_AST, True)
-            last = tree.body[-1] if tree.body and type(tree.body[-1]) is _Expr else None
-            if last is not None:  # assign it to a name that user code cannot write
-                name_node = _Name(_VALUE, _Store())
-                tree.body[-1] = _Assign([name_node], last.value)
-                tree.body[-1].lineno = name_node.lineno = last.lineno
-                tree.body[-1].col_offset = name_node.col_offset = last.col_offset
-            exec(compile(tree, name, "exec", 0, True), self.namespace)
-            value = self.namespace.pop(_VALUE, None)
+        tree: Any = compile(code, name, "exec", _ONLY_AST, True)
+        last = tree.body[-1] if tree.body and type(tree.body[-1]) is _Expr else None
+        if last is not None:  # assign it to a name that user code cannot write
+            name_node = _Name(_VALUE, _Store())
+            tree.body[-1] = _Assign([name_node], last.value)
+            tree.body[-1].lineno = name_node.lineno = last.lineno
+            tree.body[-1].col_offset = name_node.col_offset = last.col_offset
+        exec(compile(tree, name, "exec", 0, True), self.namespace)
+        value = self.namespace.pop(_VALUE, None)
         return None if value is None else repr(value)
 
     def report_error(self, reply: dict[str, Any], error: BaseException, max_output: int) -> None:
@@ -231,25 +226,6 @@ class Interpreter:
             summary = type(error).__name__
             lines = f"{summary} (the traceback cannot be written)"
         reply.update(status=status, error=_cut(summary, 2000), traceback=_cut(lines, max_output))
-
-
-def _split_last_line(code: str, name: str) -> tuple[types.CodeType, types.CodeType] | None:
-    """Compile the lines before the last one, and the last one as an expression. None where this does not work.
-
-    It works where the last line is an expression by itself and the others are complete without it. This takes half the
-    time of compiling a tree, in which every node becomes an object and is read again.
-    """
-    text = code.rstrip(" \t\n\r\f")
-    start = text.rfind("\n") + 1
-    # An indented line, or one that closes a bracket, belongs to those before it.
-    if not text or text[start] in " \t\f)]}":
-        return None
-    try:
-        # Empty lines instead of the others, for the line numbers in tracebacks.
-        last = compile("\n" * code.count("\n", 0, start) + text[start:], name, "eval", 0, True)
-        return compile(code[:start], name, "exec", 0, True), last
-    except Exception:  # compiled as a whole, the code runs or raises the error that the user expects
-        return None
 
 
 def _cut(text: str, max_characters: int) -> str:
