@@ -85,20 +85,15 @@ class Plugin:
 
     def documentation(self) -> str:
         """Return the docstring of the module, without importing it."""
+        import ast
+
         try:
-            return read_docstring(self.locate())
+            return ast.get_docstring(ast.parse(self.locate().read_bytes())) or ""
         except (OSError, SyntaxError, ValueError) as error:
             raise ConfigError(f"{self} cannot be read: {describe(error)}") from error
 
     def __str__(self) -> str:
         return f"the {_LABELS[self.group]} {self.name!r} of the package {self.distribution} ({self.value})"
-
-
-def read_docstring(path: Path) -> str:
-    """Return the docstring of a Python file, without executing it."""
-    import ast
-
-    return ast.get_docstring(ast.parse(path.read_bytes())) or ""
 
 
 @functools.cache

