@@ -182,6 +182,13 @@ class Worker:
         self._end_requested = False
         self._exit_reason: str | None = None
 
+    @property
+    def guardian(self) -> int | None:
+        """Process id of the guardian. None before it has started and after all processes have ended."""
+        exit_reason = self.poll()
+        first = self._received.partition(b"\n")[0]
+        return int(first) if exit_reason is None and first.isdigit() else None
+
     def poll(self) -> str | None:
         """Why the worker ended, once all its processes have. None while it runs."""
         while self._exit_reason is None:
@@ -226,9 +233,8 @@ class Worker:
         while (reason := self.poll()) is None and time.monotonic() < deadline:  # noqa: ASYNC110, called from any loop
             await asyncio.sleep(0.005)
         if reason is None:  # the guardian does not react: kill it, and the kernel kills the worker with it
-            guardian_pid = self._received.partition(b"\n")[0]
-            if guardian_pid.isdigit():
-                os.kill(int(guardian_pid), signal.SIGKILL)
+            if (pid := self.guardian) is not None:
+                os.kill(pid, signal.SIGKILL)
             self._finish(reason := "its process did not end in time and was killed")
         return reason
 
