@@ -65,7 +65,11 @@ def compare(answer: str, right: str) -> dict[str, bool]:
         answer = answer.rstrip("!")  # a computed number is no factorial
     parsed = parse(_mark_answer(_expand_numbers(answer)), _TARGETS, parsing_timeout=None) if gold else []
     if _is_number(gold) and not _is_number(parsed):
-        parsed = []  # math-verify would compute the number, which is what the model has to do
+        # The result of `f(2) = 10` or `x = 5 * 2 = 10`. Otherwise nothing: math-verify would compute the number, which
+        # is what the model has to do.
+        result = _result_of_equation(parsed)
+        parsed = parse(rf"\boxed{{{result}}}", _TARGETS, parsing_timeout=None) if result else []
+        parsed = parsed if _is_number(parsed) else []
     # math-verify reads a pair such as (3, 4) as an interval: `3 < x < 4` equals only what can be nothing else.
     is_interval = re.search(r"[\[\]]|\\infty|\\cup", right) is not None
     is_right = bool(parsed) and verify(gold, parsed, timeout_seconds=None, allow_set_relation_comp=is_interval)
@@ -122,6 +126,15 @@ def _is_number(parsed: list[Any]) -> bool:
     is_reduced = all(math.gcd(*pair) == 1 < pair[1] for pair in fractions)
     is_number = isinstance(value, sympy.Number) or _is_power_of_ten(value)
     return is_number and is_reduced and not _SEVERAL.search(_FRACTION.sub("", text))
+
+
+def _result_of_equation(parsed: list[Any]) -> str:
+    """What follows the last equals sign; empty for anything but an equation, or several of one value, that may hold."""
+    value = parsed[0] if parsed else None
+    equations = value.args if isinstance(value, sympy.And) else (value,)
+    if not all(isinstance(equation, sympy.Eq) and equation.doit() != sympy.false for equation in equations):
+        return ""
+    return str(parsed[-1]).rpartition("=")[2]
 
 
 def _is_power_of_ten(value: Any) -> bool:
