@@ -126,7 +126,7 @@ def agent_with_expert() -> BaseAgent:
 SCHEMA = {"type": "function", "function": {"name": "search", "parameters": {"type": "object", "properties": {}}}}
 
 
-@pytest.mark.parametrize("column", [[SCHEMA], json.dumps([SCHEMA]), [SCHEMA["function"]]])
+@pytest.mark.parametrize("column", [[SCHEMA], json.dumps([SCHEMA]), [SCHEMA["function"]], [json.dumps(SCHEMA)]])
 async def test_column_of_tools_that_the_agent_lacks_is_refused(column: Any) -> None:
     with pytest.raises(ConfigError, match=r"task '0': the column 'tools' lists search, and the agent has no tools\."):
         await byte_agent("1").run([{"question": "Hi", "tools": column}])

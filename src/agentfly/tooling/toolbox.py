@@ -391,13 +391,16 @@ class Toolbox:
 
         Raises ConfigError if the column lists a tool that is not here.
         """
-        column = task.columns.get("tools")
-        if isinstance(column, str):
+
+        def parse(value: Any) -> Any:
             try:
-                column = json.loads(column)
+                return json.loads(value) if isinstance(value, str) else value
             except (ValueError, RecursionError):
-                return
-        schemas = [schema for schema in column if isinstance(schema, Mapping)] if isinstance(column, list) else []
+                return None  # other text is data
+
+        column = parse(task.columns.get("tools"))
+        values = map(parse, column) if isinstance(column, list) else ()
+        schemas = [value for value in values if isinstance(value, Mapping)]
         functions = [schema.get("function", schema) for schema in schemas]
         listed = [
             str(function["name"]) for function in functions if isinstance(function, Mapping) and "name" in function
