@@ -537,6 +537,8 @@ async def test_returned_tuple_is_reported_whole() -> None:
 async def test_one_of_several_rewards_abstains_with_none() -> None:
     scored = await score([returning(None, "none"), returning(0.5, "half")])
     assert scored == Score(0.5, None, {"half": 0.5}, {"half": ScoreComponent(1.0, 0.5)})
+    scored = await score([returning({"reward": None, "cost": 2}, "none"), returning(0.5, "half")])
+    assert scored.metrics == {"none/cost": 2, "half": 0.5}
     with pytest.raises(RewardFault, match="reward 'a' returned None"):
         await score([returning(None, "a"), returning(None, "b")])
 

@@ -80,7 +80,7 @@ class RewardFault(Fault):
     """A reward raised, or returned something that is not a reward."""
 
     metrics: Mapping[str, Any] = MappingProxyType({})
-    """Values and metrics of the chain's other rewards."""
+    """Metrics of an abstaining reward, or values and metrics of the chain's other rewards."""
 
 
 def describe(error: BaseException) -> str:

@@ -240,7 +240,9 @@ def to_score(returned: Any, turns: int, source: str) -> Score:
             raise RewardFault(f"{source} returned a dict without 'reward'; it has {has}")
         returned, metrics = metrics.pop("reward"), to_plain(metrics)
     if returned is None:
-        raise Abstention(f"{source} returned None; only one of several rewards may abstain")
+        abstention = Abstention(f"{source} returned None; only one of several rewards may abstain")
+        abstention.metrics = metrics
+        raise abstention
     if getattr(returned, "ndim", 0):  # an array of numpy or torch
         returned = returned.tolist()
     if isinstance(returned, Sequence) and not isinstance(returned, str | bytes):
@@ -383,12 +385,15 @@ class Scorer:
         outcomes = await asyncio.gather(*(run(reward) for reward, _ in self.rewards), return_exceptions=True)
         scores: list[tuple[Reward, float, Score]] = []
         faults: list[RewardFault] = []
+        metrics: dict[str, Any] = {}
         for (reward, weight), outcome in zip(self.rewards, outcomes, strict=True):
             if isinstance(outcome, Score):
                 scores.append((reward, weight, outcome))
             elif not isinstance(outcome, RewardFault):
                 raise outcome
-            elif not isinstance(outcome, Abstention):
+            elif isinstance(outcome, Abstention):
+                metrics.update({f"{reward.name}/{name}": value for name, value in outcome.metrics.items()})
+            else:
                 faults.append(outcome)
         if not scores and not faults:
             faults = [outcome for outcome in outcomes if isinstance(outcome, RewardFault)]
@@ -398,7 +403,6 @@ class Scorer:
                 return score
             scaled = None if score.per_turn is None else tuple(weight * value for value in score.per_turn)
             return _build_score(weight * score.total, scaled, score.metrics, {})
-        metrics: dict[str, Any] = {}
         components: dict[str, ScoreComponent] = {}
         total = 0.0
         per_turn = [0.0] * len(trajectory.turns)
