@@ -283,6 +283,17 @@ async def test_a_program_that_does_not_exist_is_named() -> None:
     await agent.close()
 
 
+async def test_reward_of_a_program_whose_prompt_had_no_room_for_a_reply_does_not_count() -> None:
+    async def program(base_url: str, api_key: str) -> dict[str, Any]:
+        body = {"messages": [{"role": "user", "content": "x" * 200}]}
+        async with httpx.AsyncClient(headers={"authorization": f"Bearer {api_key}"}, timeout=60) as client:
+            response = await client.post(f"{base_url}/chat/completions", json=body)
+        return {"prediction": "none", "reward": float(response.is_success)}
+
+    (chain,) = await make_agent("x", program).run("Hi", context_length=100)
+    assert (chain.stop, chain.turns, chain.reward) == (StopReason.CONTEXT_LIMIT, (), None)
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), "high", {"a": 1}])
 async def test_a_bad_reward_of_a_program_fails_its_own_chain(value: object) -> None:
     async def program(value: object) -> dict[str, Any]:

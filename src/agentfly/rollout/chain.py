@@ -139,10 +139,11 @@ class Chain:
         self._attempt = attempt
         stop = await self._run_loop()
         treatment = self.settings.failures.treatment(stop.failure)
+        is_scorable = stop.failure not in _UNSCORED
         # Without a reply of the model there is nothing to score or train.
         if not self.state.turns and stop is StopReason.CONTEXT_LIMIT:
             self._add_failure(FailureKind.TRUNCATION, "the task's prompt leaves no room for a reply in the context")
-            treatment = TrainingTreatment.MASK
+            treatment, is_scorable = TrainingTreatment.MASK, False
         trajectory = Trajectory(
             task=self.task,
             segments=self.state.transcript.close(),
@@ -156,7 +157,8 @@ class Chain:
             seconds=time.perf_counter() - started,
             attempts=attempt + 1,
         )
-        trajectory = await self._score(trajectory)
+        if is_scorable:
+            trajectory = await self._score(trajectory)
         if trajectory.score is not None:
             self._emit(ChainScored, trajectory.score)
         return trajectory
@@ -415,11 +417,9 @@ class Chain:
         self.state.transcript.begin(messages if folded is None else folded, Author.HISTORY, len(self.state.turns))
 
     async def _score(self, trajectory: Trajectory) -> Trajectory:
-        """Attach the score; it stays None without a scorer, if scoring failed, or if there is no behavior to score."""
+        """Attach the score; it stays None without a scorer, or if scoring failed."""
         scorer, policy = self.agent.scorer, self.settings.failures
-        if scorer is None or trajectory.stop.failure in _UNSCORED:
-            return trajectory
-        if not trajectory.turns and trajectory.stop is StopReason.CONTEXT_LIMIT:
+        if scorer is None:
             return trajectory
         if trajectory.stop is StopReason.TIMEOUT and trajectory.treatment is not TrainingTreatment.TRAIN:
             return trajectory  # the environment may still be busy with the last action, and the score would be unused
