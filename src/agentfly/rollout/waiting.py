@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -11,12 +10,11 @@ from contextlib import asynccontextmanager, suppress
 
 FIRST_REPORT_S = 5.0
 """Seconds until the first report; each later one comes after twice the time."""
-_LOG = logging.getLogger(__name__)
 
 
 @asynccontextmanager
 async def report_waiting(describe_progress: Callable[[], str]) -> AsyncIterator[None]:
-    """Report how far a run is after 5, 10, 20, … seconds: to stderr if it is a terminal, otherwise to the log (INFO).
+    """Report how far a run is on stderr after 5, 10, 20, … seconds; also where that is a notebook or a file.
 
     describe_progress: returns the progress in words, such as "2 of 4 chains finished".
     """
@@ -27,11 +25,8 @@ async def report_waiting(describe_progress: Callable[[], str]) -> AsyncIterator[
         while True:
             await asyncio.sleep(delay)
             seconds = time.perf_counter() - started
-            text = f"{describe_progress()} after {seconds:.0f} s"
-            if sys.stderr is not None and sys.stderr.isatty():
-                print(text, file=sys.stderr, flush=True)
-            else:
-                _LOG.info(text)
+            if sys.stderr is not None:  # a program without a console has none
+                print(f"{describe_progress()} after {seconds:.0f} s", file=sys.stderr, flush=True)
             delay = seconds
 
     reporter = asyncio.create_task(report())
