@@ -167,17 +167,20 @@ async def test_failed_commands_are_reported_and_the_chain_continues() -> None:
         f"<tool_call>{json.dumps({'name': 'shell', 'arguments': {'command': 'x' * 1_000_000}})}</tool_call>",
         call("shell", command="sleep 30"),
         call("shell", command="seq 100000"),
+        call("shell", command="seq 3000"),
         call("shell", command="kill -9 -1; kill -9 1"),
         call("shell", command="wc -l < docs/a.txt"),
         "Done.",
     ]
-    (chain,) = await agent_of(script, Tight).run(row("wc -l < docs/a.txt"), max_turns=7)
+    (chain,) = await agent_of(script, Tight).run(row("wc -l < docs/a.txt"), max_turns=8)
     observations = [message.text for message in chain.messages if message.role == "tool"]
     assert "7: command not found" in observations[0]
     assert "100000 characters" in observations[1]
     assert "2 seconds" in observations[2]
     assert len(observations[3]) < Tight.longest + 100
-    assert observations[5] == "2"
+    assert observations[4].startswith("1\n2\n")
+    assert observations[4].endswith("\n3000")  # a test runner reports the failures last
+    assert observations[6] == "2"
     assert chain.reward == 1.0
 
 

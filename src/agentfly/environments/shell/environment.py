@@ -26,7 +26,7 @@ from agentfly.environments.shell import tasks
 from agentfly.errors import ConfigError, DataError
 from agentfly.sandbox import EndReason, FileAccessError, Limits, Outcome, Session
 from agentfly.scoring import reward
-from agentfly.tooling import tool
+from agentfly.tooling import cut_middle, tool
 from agentfly.types import Task, ToolCall
 
 FileState = Mapping[str, tuple[str, ...]]
@@ -191,7 +191,7 @@ class Shell(SandboxEnvironment):
         outcome = await self.session.shell(command)
         self.commands += 1
         self.printed = outcome.output
-        text = outcome.text if len(outcome.text) <= self.longest else f"{outcome.text[: self.longest]}\n(cut)"
+        text = cut_middle(outcome.text, self.longest)
         if not outcome.files_kept:
             await self._replace_session()
             text += "\n[A fresh session was started, with the files of the task as they were.]"
