@@ -570,7 +570,7 @@ async def test_requests_that_sample_nothing_create_no_chain() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("api", ["chat/completions", "responses", "messages"])
 async def test_arguments_written_as_text_have_the_types_of_the_request_s_schema(api: str, stream: bool) -> None:
-    values = {"limit": "7", "flag": "True", "ratio": "0.5", "tags": '["a"]', "note": "7", "none": "null"}
+    values = {"limit": "7", "flag": "True", "ratio": "0.5", "tags": "['a']", "note": "7", "none": "None"}
     parameters = {
         "type": "object",
         "properties": {

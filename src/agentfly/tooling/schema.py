@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import re
@@ -150,8 +151,9 @@ def convert_text(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> dic
     """Convert arguments that a model wrote as text to the types that a JSON Schema declares.
 
     Some formats (Qwen3-Coder, GLM, MiniMax) write every value as text. Where the schema takes text, it stays text, even
-    if it is JSON. Elsewhere it is parsed as JSON, or as pydantic reads a number or a boolean ("True"). Text that is no
-    value of a declared type is not changed. The schema may be malformed: what cannot be read of it has no effect.
+    if it is JSON. Elsewhere it is parsed as JSON, as a literal of Python ("None"), or as pydantic reads a number or a
+    boolean ("True"). Text that is no value of a declared type is not changed. The schema may be malformed: what cannot
+    be read of it has no effect.
     """
     return {name: _convert(value, _property_specs([schema], name), schema) for name, value in arguments.items()}
 
@@ -237,8 +239,13 @@ def _convert_leaf(text: str, options: Sequence[Mapping[str, Any]]) -> Any:
     if "number" in kinds:
         kinds.add("integer")
     parsed: Any = text
-    with suppress(TypeError, ValueError):  # TypeError: half of a surrogate pair, which is not text
+    try:
         parsed = pydantic_core.from_json(text, allow_inf_nan=False)
+    except (TypeError, ValueError):  # TypeError: half of a surrogate pair, which is not text
+        if kinds & {"array", "object", "null"}:
+            # Some templates write such values as Python does: Qwen3-Coder `None`, MiniCPM5 `['a']`.
+            with suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+                parsed = json.loads(json.dumps(ast.literal_eval(text.strip()), allow_nan=False))
     if _JSON_KINDS.get(type(parsed)) in kinds or any(type(parsed) is type(c) and parsed == c for c in constants):
         return parsed
     for kind, adapter in _LENIENT.items():
