@@ -570,7 +570,15 @@ async def test_requests_that_sample_nothing_create_no_chain() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("api", ["chat/completions", "responses", "messages"])
 async def test_arguments_written_as_text_have_the_types_of_the_request_s_schema(api: str, stream: bool) -> None:
-    values = {"limit": "7", "flag": "True", "ratio": "0.5", "tags": "['a']", "note": "7", "none": "None"}
+    values = {
+        "limit": "7",
+        "flag": "True",
+        "ratio": "0.5",
+        "tags": "['a']",
+        "note": "7",
+        "none": "None",
+        "big": "1e999",
+    }
     parameters = {
         "type": "object",
         "properties": {
@@ -580,6 +588,7 @@ async def test_arguments_written_as_text_have_the_types_of_the_request_s_schema(
             "tags": {"type": "array", "items": {"type": "string"}},
             "note": {"type": "string"},
             "none": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+            "big": {"type": "number"},
         },
         "$defs": {"count": {"type": "integer"}},
     }
@@ -594,7 +603,7 @@ async def test_arguments_written_as_text_have_the_types_of_the_request_s_schema(
         async with httpx.AsyncClient(base_url=gateway.base_url, headers=headers, timeout=60) as client:
             response = await client.post(f"/{api}", json={**body, "max_tokens": 200})
         assert response.is_success, response.text
-    converted = {"limit": 7, "flag": True, "ratio": 0.5, "tags": ["a"], "note": "7", "none": None}
+    converted = {"limit": 7, "flag": True, "ratio": 0.5, "tags": ["a"], "note": "7", "none": None, "big": "1e999"}
     assert dict(session.last_message.tool_calls[0].arguments) == converted
     # As an object in the Messages API, else as JSON text in JSON.
     texts = (

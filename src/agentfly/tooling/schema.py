@@ -240,7 +240,9 @@ def _convert_leaf(text: str, options: Sequence[Mapping[str, Any]]) -> Any:
         kinds.add("integer")
     parsed: Any = text
     try:
-        parsed = pydantic_core.from_json(text, allow_inf_nan=False)
+        value = pydantic_core.from_json(text, allow_inf_nan=False)
+        json.dumps(value, allow_nan=False)  # 1e999 is infinite, and a client could not read it
+        parsed = value
     except (TypeError, ValueError):  # TypeError: half of a surrogate pair, which is not text
         if kinds & {"array", "object", "null"}:
             # Some templates write such values as Python does: Qwen3-Coder `None`, MiniCPM5 `['a']`.
