@@ -55,13 +55,13 @@ def upstream(solved: list[tuple[Task, list[str]]]) -> list[str]:
 def ours(solved: list[tuple[Task, list[str]]]) -> list[str]:
     """One simulator, called like our environment calls it."""
     process = jvm.reserve(1)
-    simulator = process.call(lambda gateway: gateway.create_simulator())
+    simulator = process.create_simulator()
 
     def begin(task: Task) -> None:
-        process.call(lambda _: read_variation(task).load(simulator))
+        process.call(lambda: read_variation(task).load(simulator))
 
     def step(action: str) -> Any:
-        return process.call(lambda _: jvm.take_step(simulator, action))
+        return process.call(lambda: jvm.take_step(simulator, action))
 
     row = _measure(solved, begin, step, jvm.list_pids())
     jvm.release(process)

@@ -7,8 +7,8 @@ failed for good as -100. The rewards count it as 0: progress made before is lost
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from agentfly import threads
 from agentfly.environment import Environment, Pool
@@ -19,6 +19,9 @@ from agentfly.scoring import reward
 from agentfly.tooling import tool
 from agentfly.trajectory import Trajectory
 from agentfly.types import Task, ToolCall
+
+if TYPE_CHECKING:
+    from agentfly.environments.scienceworld.java_process import JavaProcess
 
 T = TypeVar("T")
 MAX_ACTION_LENGTH = 1000
@@ -37,26 +40,15 @@ class ScienceWorld(Environment):
     deterministic = False  # in some tasks the simulator draws unseeded random numbers: a score of 30, then of 31
     share_process: ClassVar[int] = 16
     """Maximum number of instances per Java process; their actions are serialized."""
-    _jvm: jvm.JVM | None = None
+    _jvm: JavaProcess | None = None
     """The Java process in which this instance has a slot."""
 
-    @classmethod
-    def draw_tasks(
-        cls,
-        split: str = "train",
-        count: int = 100,
-        *,
-        seed: int = 0,
-        tasks: Sequence[str] | None = None,
-        simplification: str = "easy",
-    ) -> list[dict[str, Any]]:
-        """Variations of the official split, round-robin over `tasks` (None: all thirty)."""
-        return official.draw_tasks(split, count, seed, tasks=tasks, simplification=simplification)
+    draw_tasks = staticmethod(official.draw_tasks)
 
     async def start(self) -> None:
         """Create a simulator."""
         self._jvm = jvm.reserve(self.share_process)  # assigned first, so that `close` releases it after a failure
-        self._interface = await threads.call(self._jvm.call, lambda java: java.create_simulator())
+        self._interface = await threads.call(self._jvm.create_simulator)
 
     async def reset(self, task: Task) -> None:
         """Load the variation given by the columns `task_name`, `variation_idx` and `simplification`."""
@@ -76,14 +68,14 @@ class ScienceWorld(Environment):
         return len(self._actions)
 
     @property
-    def _process(self) -> jvm.JVM:
+    def _process(self) -> JavaProcess:
         if self._jvm is None:
             raise EnvironmentFault("this ScienceWorld is closed")
         return self._jvm
 
     async def _call(self, function: Callable[[Any], T]) -> T:
         """Run `function` with the simulator, in a thread, when the process is free."""
-        result: T = await threads.call(self._process.call, lambda _: function(self._interface))
+        result: T = await threads.call(self._process.call, lambda: function(self._interface))
         return result
 
     @tool

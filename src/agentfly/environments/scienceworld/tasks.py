@@ -10,13 +10,16 @@ import itertools
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentfly.environments.data import validate_split
 from agentfly.environments.scienceworld import jvm
 from agentfly.environments.scienceworld.jvm import Variation
 from agentfly.errors import DataError, require_extra
 from agentfly.types import Task
+
+if TYPE_CHECKING:
+    from agentfly.environments.scienceworld.java_process import JavaProcess
 
 SIMPLIFICATIONS = (
     "easy", "teleportAction", "selfWateringFlowerPots", "openContainers", "openDoors", "noElectricalAction",
@@ -64,9 +67,14 @@ def _validate(name: Any, simplification: Any) -> None:
 
 
 def draw_tasks(
-    split: str, count: int, seed: int, *, tasks: Sequence[str] | None, simplification: str
+    split: str = "train",
+    count: int = 100,
+    *,
+    seed: int = 0,
+    tasks: Sequence[str] | None = None,
+    simplification: str = "easy",
 ) -> list[dict[str, Any]]:
-    """`count` different variations of a split, round-robin over the tasks."""
+    """Different variations of the official split, round-robin over `tasks` (None: all thirty)."""
     names = _select_tasks(tasks, simplification)
     random.Random(f"scienceworld {seed}").shuffle(names)
     with _reserve_jvm() as process:
@@ -106,7 +114,7 @@ def _select_tasks(tasks: Sequence[str] | None, simplification: str) -> list[str]
 
 
 @contextmanager
-def _reserve_jvm() -> Iterator[jvm.JVM]:
+def _reserve_jvm() -> Iterator[JavaProcess]:
     process = jvm.reserve()
     try:
         yield process
@@ -119,7 +127,7 @@ _SPLITS: dict[str, dict[str, tuple[int, ...]]] = {}
 
 
 def _variations(
-    process: jvm.JVM, split: str, name: str, simplification: str, *, seed: int | None = None
+    process: JavaProcess, split: str, name: str, simplification: str, *, seed: int | None = None
 ) -> Iterator[Variation]:
     """The variations of a task in a split, shuffled by `seed` (None: in ascending order)."""
 
@@ -140,7 +148,7 @@ def _variations(
         yield Variation(name, number, simplification)
 
 
-def _make_row(process: jvm.JVM, variation: Variation) -> dict[str, Any]:
+def _make_row(process: JavaProcess, variation: Variation) -> dict[str, Any]:
     def read_description(interface: Any) -> str:
         if "inclined-plane" in variation.task:  # the order of its two planes is fixed by loading only
             variation.load(interface)
