@@ -177,7 +177,9 @@ class Environment:
 
 def has_tasks(env_class: type[Environment]) -> bool:
     """Whether the environment generates its own tasks."""
-    return env_class.draw_tasks.__func__ is not Environment.draw_tasks.__func__  # type: ignore[attr-defined]
+    # A subclass without tasks may say `draw_tasks = Environment.draw_tasks`; a staticmethod has no __func__.
+    inherited = Environment.draw_tasks.__func__  # type: ignore[attr-defined]
+    return getattr(env_class.draw_tasks, "__func__", None) is not inherited
 
 
 def can_branch(env_class: type[Environment]) -> bool:

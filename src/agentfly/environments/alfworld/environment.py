@@ -5,7 +5,6 @@ A won game stays won: the chain ends there, and further commands of the same tur
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from agentfly.environment import Environment
@@ -28,18 +27,7 @@ class ALFWorld(Environment):
     expert_explores: ClassVar[bool] = True
     """Whether the expert must search like a player; otherwise it knows the location of everything."""
 
-    @classmethod
-    def draw_tasks(
-        cls,
-        split: str = "train",
-        count: int = 100,
-        *,
-        seed: int = 0,
-        kinds: Sequence[str] | None = None,
-        rooms: Sequence[str] | None = None,
-    ) -> list[dict[str, Any]]:
-        """Generated, winnable games, round-robin over the task types `kinds` (None: all six) in the given `rooms`."""
-        return draw_tasks(split, count, seed, kinds=kinds, rooms=rooms)
+    draw_tasks = staticmethod(draw_tasks)
 
     async def reset(self, task: Task) -> None:
         """Start the game in the column `game`."""

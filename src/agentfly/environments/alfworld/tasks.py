@@ -181,9 +181,17 @@ def load_vocabulary() -> RoomVocabulary:
 
 
 def draw_tasks(
-    split: str, count: int, seed: int, *, kinds: Sequence[str] | None, rooms: Sequence[str] | None
+    split: str = "train",
+    count: int = 100,
+    *,
+    seed: int = 0,
+    kinds: Sequence[str] | None = None,
+    rooms: Sequence[str] | None = None,
 ) -> list[dict[str, Any]]:
-    """`count` tasks of a split: rows with `id`, `question`, `kind` and `game`."""
+    """Generated, winnable games, round-robin over the task types `kinds` (None: all six) in the given `rooms`.
+
+    Rows have `id`, `question`, `kind` and `game`.
+    """
     all_rooms = load_vocabulary().rooms
     if unknown := [room for room in rooms or () if room not in all_rooms]:
         raise ConfigError(f"there is no room {unknown[0]!r:.40}; there are {', '.join(all_rooms)}")

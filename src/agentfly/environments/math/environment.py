@@ -16,7 +16,6 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
@@ -46,12 +45,7 @@ class MathWithPython(CodeInterpreter):
 
     scored_by = "math_equal"
 
-    @classmethod
-    def draw_tasks(
-        cls, split: str = "train", count: int = 100, *, seed: int = 0, levels: Sequence[int] = tasks.LEVELS
-    ) -> list[dict[str, Any]]:
-        """Draw problems whose `levels` take turns: 1 arithmetic, 2 a word problem, 3 a problem that needs a loop."""
-        return tasks.draw_tasks(split, count, seed, levels)
+    draw_tasks = staticmethod(tasks.draw_tasks)
 
     async def reset(self, task: Task) -> None:
         self._program = task.columns.get("program")

@@ -61,8 +61,13 @@ def load_kinds(level: int) -> tuple[ProblemKind, ...]:
     return tuple(ProblemKind(**kind) for kind in kinds if kind["level"] == level)
 
 
-def draw_tasks(split: str, count: int, seed: int, levels: Sequence[int]) -> list[dict[str, Any]]:
-    """Draw problems: rows with `id`, `question`, `answer`, `level`, and `program` for the expert."""
+def draw_tasks(
+    split: str = "train", count: int = 100, *, seed: int = 0, levels: Sequence[int] = LEVELS
+) -> list[dict[str, Any]]:
+    """Draw problems whose `levels` take turns: 1 arithmetic, 2 a word problem, 3 a problem that needs a loop.
+
+    Rows have `id`, `question`, `answer`, `level`, and `program` for the expert.
+    """
     if isinstance(levels, int) or not levels or any(level not in LEVELS for level in levels):
         raise DataError(
             f"problems have the levels {', '.join(map(str, LEVELS))}, not {levels!r:.80}; give a list of these"

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from agentfly.environment import Environment
@@ -54,20 +54,9 @@ class Search(Environment):
         super().__init_subclass__()
         if cls.source is not None and "draw_tasks" not in vars(cls):
             # Generated questions are not about the passages of `source`.
-            cls.draw_tasks = vars(Environment)["draw_tasks"]  # type: ignore[method-assign]
+            cls.draw_tasks = vars(Environment)["draw_tasks"]
 
-    @classmethod
-    def draw_tasks(
-        cls,
-        split: str = "train",
-        count: int = 100,
-        *,
-        seed: int = 0,
-        hops: Sequence[int] = tasks.HOPS,
-        articles: int = 200,
-    ) -> list[dict[str, Any]]:
-        """Draw questions about generated encyclopedias of `articles` articles; the numbers of `hops` take turns."""
-        return tasks.draw_tasks(split, count, seed, hops=hops, articles=articles)
+    draw_tasks = staticmethod(tasks.draw_tasks)
 
     async def reset(self, task: Task) -> None:
         columns, self.seen = task.columns, list[str]()

@@ -8,11 +8,11 @@ containing articles.
 
 from __future__ import annotations
 
+import itertools
 import json
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from random import Random
 from typing import Any
 
@@ -87,7 +87,7 @@ class Encyclopedia:
 
         def draw_word() -> str:
             """Draw an unused word of this split; longer ones as the short ones are used up."""
-            for attempt in count():
+            for attempt in itertools.count():
                 middle = random.choices(_LAST_SYLLABLES, k=attempt // 50)
                 word = random.choice(_FIRST_SYLLABLES) + "".join(middle) + random.choice(_LAST_SYLLABLES)
                 if word not in used and split_of(word) == split:
@@ -126,14 +126,16 @@ class Encyclopedia:
         return cls(facts, kinds, tuple(passages))
 
 
-def draw_tasks(split: str, number: int, seed: int, *, hops: Sequence[int], articles: int) -> list[dict[str, Any]]:
-    """Draw `number` questions as dataset rows. `hops` are used in turn; each encyclopedia has `articles` articles."""
-    validate_count(number)
+def draw_tasks(
+    split: str = "train", count: int = 100, *, seed: int = 0, hops: Sequence[int] = HOPS, articles: int = 200
+) -> list[dict[str, Any]]:
+    """Draw questions about generated encyclopedias of `articles` articles; the numbers of `hops` take turns."""
+    validate_count(count)
     if not isinstance(hops, Sequence) or not hops or any(hop_count not in HOPS for hop_count in hops):
         raise DataError(f"questions have {HOPS[0]} to {HOPS[-1]} hops, a list of these, not {hops!r:.80}")
     rows: dict[str, dict[str, Any]] = {}
-    for own_seed in count(seed * 1_000_000):
-        if len(rows) >= number:
+    for own_seed in itertools.count(seed * 1_000_000):
+        if len(rows) >= count:
             break
         random, encyclopedia = Random(f"questions {split} {own_seed}"), Encyclopedia.draw(split, own_seed, articles)
         for index in range(QUESTIONS_PER_ENCYCLOPEDIA):
@@ -152,7 +154,7 @@ def draw_tasks(split: str, number: int, seed: int, *, hops: Sequence[int], artic
                 "encyclopedia": {"split": split, "seed": own_seed, "articles": articles},
             }
             rows.setdefault(question, row)
-    return list(rows.values())[:number]
+    return list(rows.values())[:count]
 
 
 def _draw_path(encyclopedia: Encyclopedia, hops: int, random: Random) -> tuple[str, list[Relation], str]:

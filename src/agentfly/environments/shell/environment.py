@@ -16,7 +16,7 @@ import tarfile
 import zipfile
 import zlib
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from gzip import GzipFile
 from typing import Any, ClassVar
@@ -143,12 +143,7 @@ class Shell(SandboxEnvironment):
     longest: ClassVar[int] = 4000
     """Number of characters of an output that are shown."""
 
-    @classmethod
-    def draw_tasks(
-        cls, split: str = "train", count: int = 100, *, seed: int = 0, kinds: Sequence[str] | None = None
-    ) -> list[dict[str, Any]]:
-        """Draw tasks: find, count, move, rename, pack, sort or delete files, or set permissions. `kinds` take turns."""
-        return tasks.draw_tasks(split, count, seed, kinds=kinds)
+    draw_tasks = staticmethod(tasks.draw_tasks)
 
     async def reset(self, task: Task) -> None:
         """Start a new session with the file tree of the task."""

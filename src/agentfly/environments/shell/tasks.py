@@ -32,8 +32,10 @@ NL2BASH = DatasetSource(
 _ROOT = re.compile(r"(?<![\w./-])/(testbed|system|workspace|backup)\b")
 
 
-def draw_tasks(split: str, number: int, seed: int, *, kinds: Sequence[str] | None) -> list[dict[str, Any]]:
-    """Draw `number` tasks as dataset rows; the kinds take turns."""
+def draw_tasks(
+    split: str = "train", count: int = 100, *, seed: int = 0, kinds: Sequence[str] | None = None
+) -> list[dict[str, Any]]:
+    """Draw tasks: find, count, move, rename, pack, sort or delete files, or set permissions. `kinds` take turns."""
     chosen = KINDS if kinds is None else kinds
     if isinstance(chosen, str) or not chosen or any(kind not in KINDS for kind in chosen):
         raise DataError(f"kinds of tasks are {', '.join(KINDS)}, not {kinds!r:.80}; give a list of these")
@@ -50,7 +52,7 @@ def draw_tasks(split: str, number: int, seed: int, *, kinds: Sequence[str] | Non
         question, gold = _draw_command(random, kind, files)
         return task_key(question, files), {"question": question, "gold": gold, "kind": kind, "files": files}
 
-    return sample_tasks("shell", split, number, seed, draw)
+    return sample_tasks("shell", split, count, seed, draw)
 
 
 def task_key(question: str, files: dict[str, str]) -> str:

@@ -6,7 +6,6 @@ The submitted query and the gold query, which the model never sees, are run on f
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -22,7 +21,6 @@ from agentfly.environments.sql.database import (
     row_overlap,
     run_query,
 )
-from agentfly.environments.sql.generator import LEVELS
 from agentfly.environments.sql.images import GOLD_SECONDS, load_image, load_twins
 from agentfly.errors import ConfigError, DataError
 from agentfly.scoring import reward
@@ -47,12 +45,7 @@ class SQL(Environment):
     """Number of characters of a value that are shown."""
     _database: Database | None = None
 
-    @classmethod
-    def draw_tasks(
-        cls, split: str = "train", count: int = 100, *, seed: int = 0, levels: Sequence[int] = LEVELS
-    ) -> list[dict[str, Any]]:
-        """Draw questions about generated databases: of one table (level 1), two (2) or four (3). Levels take turns."""
-        return tasks.draw_tasks(split, count, seed, levels=levels)
+    draw_tasks = staticmethod(tasks.draw_tasks)
 
     async def reset(self, task: Task) -> None:
         """Open a fresh copy of the database that the column `database` names."""

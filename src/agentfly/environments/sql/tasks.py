@@ -6,8 +6,8 @@ split, so no question is in two splits, whatever the seeds.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
-from itertools import count
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -164,18 +164,23 @@ class QuestionSampler:
         return question, f"SELECT SUM({deals}.{number}) {join} WHERE {sql}"
 
 
-def draw_tasks(split: str, number: int, seed: int, *, levels: Sequence[int]) -> list[dict[str, Any]]:
-    """Draw `number` questions as dataset rows; the levels take turns, database by database."""
+def draw_tasks(
+    split: str = "train", count: int = 100, *, seed: int = 0, levels: Sequence[int] = LEVELS
+) -> list[dict[str, Any]]:
+    """Draw questions about generated databases: of one table (level 1), two (2) or four (3).
+
+    The levels take turns, database by database.
+    """
     validate_split(split)
-    validate_count(number)
+    validate_count(count)
     if not isinstance(levels, Sequence) or not levels or any(level not in LEVELS for level in levels):
         raise DataError(f"levels are a list of {', '.join(map(str, LEVELS))}, not {levels!r:.80}")
     rows: list[dict[str, Any]] = []
-    for database in count():
-        if len(rows) >= number:
+    for database in itertools.count():
+        if len(rows) >= count:
             break
         rows += _draw_questions(split, f"{split}-{seed}-{database}", levels[database % len(levels)])
-    return [{"id": f"{split}-{seed}-{index}", **row} for index, row in enumerate(rows[:number])]
+    return [{"id": f"{split}-{seed}-{index}", **row} for index, row in enumerate(rows[:count])]
 
 
 def _draw_questions(split: str, key: str, level: int) -> Iterator[dict[str, Any]]:

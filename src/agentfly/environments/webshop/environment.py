@@ -40,12 +40,7 @@ class WebShop(Environment):
     expert_explores: ClassVar[bool] = False
     """Whether the expert uses only the instruction and the pages, as a model must; otherwise it knows the product."""
 
-    @classmethod
-    def draw_tasks(
-        cls, split: str = "train", count: int = 100, *, seed: int = 0, products: int = 1000
-    ) -> list[dict[str, Any]]:
-        """Tasks in a generated shop with this number of `products`; tasks of the same seed share the shop."""
-        return draw_tasks(split, count, seed, products)
+    draw_tasks = staticmethod(draw_tasks)
 
     async def start(self) -> None:
         """Validate the view, report missing packages and load what is slow to load."""

@@ -229,8 +229,11 @@ def draw_product(position: int, seed: int) -> ShopProduct:
     )
 
 
-def draw_tasks(split: str, count: int, seed: int, products: int) -> list[dict[str, Any]]:
-    """`count` different tasks of a split: rows with `question`, `goal`, `shop` and `id`. Prefixes are stable."""
+def draw_tasks(split: str = "train", count: int = 100, *, seed: int = 0, products: int = 1000) -> list[dict[str, Any]]:
+    """Different tasks in a generated shop with this number of `products`; tasks of the same seed share the shop.
+
+    Rows have `question`, `goal`, `shop` and `id`.
+    """
     validate_split(split)
     validate_count(count)
     if not 1 <= products <= MAX_PRODUCTS:
