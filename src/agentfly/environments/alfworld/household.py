@@ -12,25 +12,12 @@ otherwise it knows all locations.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from importlib import resources
 
 from agentfly.environments.alfworld.game import APPLIANCES, KNIVES, ALFWorldGame, Receptacle, TaskType, Thing
 
 NOTHING_HAPPENS = "Nothing happens."
-HELP = """Available commands:
-  look:                             look around your current location
-  inventory:                        check your current inventory
-  go to (receptacle):               move to a receptacle
-  open (receptacle):                open a receptacle
-  close (receptacle):               close a receptacle
-  take (object) from (receptacle):  take an object from a receptacle
-  move (object) to (receptacle):  place an object in or on a receptacle
-  examine (something):              examine a receptacle or an object
-  use (object):                     use an object
-  heat (object) with (receptacle):  heat an object using a receptacle
-  clean (object) with (receptacle): clean an object using a receptacle
-  cool (object) with (receptacle):  cool an object using a receptacle
-  slice (object) with (object):     slice an object using a sharp object
-"""
+HELP = (resources.files(__package__) / "help.txt").read_text(encoding="utf-8")
 TREATMENTS = {
     "cleanable": ("clean", "isClean", None),
     "heatable": ("heat", "isHot", "isCool"),

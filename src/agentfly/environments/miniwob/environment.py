@@ -43,17 +43,6 @@ TASKS = (
     "focus-text", "focus-text-2", "login-user", "odd-or-even", "simple-arithmetic", "unicode-test",
 )  # fmt: skip
 """Tasks that have an expert, and are drawn by default."""
-_START = """
-new Promise((done) => {{
-  core.EPISODE_MAX_TIME = 86400000;
-  if (window.jQuery) jQuery.fx.off = true;
-  Math.seedrandom({seed});
-  core.startEpisodeReal();
-  window.expertClicked = false;
-  const wait = () => (WOB_TASK_READY ? done(core.getUtterance()) : setTimeout(wait, 10));
-  wait();
-}})
-"""
 
 
 class MiniWoB(BrowserEnvironment):
@@ -100,7 +89,7 @@ class MiniWoB(BrowserEnvironment):
         self.actions = 0
         """Number of actions on the page so far."""
         await self.browser.open(f"/miniwob/{self.task}.html", functools.partial(serve_file, seed=seed))
-        self.instruction = str(await self.browser.evaluate(_START.format(seed=json.dumps(str(seed)))))
+        self.instruction = str(await self._run_script("start.js", str(seed)))
 
     @tool
     async def screenshot(self) -> dict[str, Any]:
@@ -165,6 +154,11 @@ class MiniWoB(BrowserEnvironment):
             return {"observation": "The task is over.", "ends_chain": True}
         return await self._observe()
 
+    async def _run_script(self, name: str, argument: str) -> Any:
+        """Call the function of a script in the page."""
+        script = (resources.files(__package__) / name).read_text(encoding="utf-8")
+        return await self.browser.evaluate(f"({script})({json.dumps(argument)})")
+
     async def _observe(self) -> dict[str, Any]:
         self._seen = True
         image = Image.of(await self.browser.screenshot(WIDTH, HEIGHT))
@@ -183,8 +177,7 @@ class MiniWoB(BrowserEnvironment):
             raise ConfigError(f"MiniWoB has no expert for {self.task}; there is one for {', '.join(TASKS)}")
         if not self._seen:
             return ToolCall("screenshot", {})
-        script = resources.files(__package__).joinpath("expert.js").read_text()
-        action = await self.browser.evaluate(f"({script})({json.dumps(self.task)})")
+        action = await self._run_script("expert.js", self.task)
         if "type" in action:
             return ToolCall("type_text", {"text": action["type"]})
         x, y = action["click"]

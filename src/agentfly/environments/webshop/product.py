@@ -15,6 +15,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from random import Random
 from typing import Annotated, Any, ClassVar, cast
 
@@ -28,16 +29,7 @@ LIMIT = ", and price lower than"
 """Separates the instruction from its price limit."""
 _MIN_SIMILARITY = 85
 """Of 100. Above it, two phrases count as equal."""
-_COLORS = tuple(
-    """
-alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown burgundy camel camo caramel
-champagne charcoal cheetah chestnut chocolate christmas coffee cognac copper coral cranberry cream crystal dark denim
-eggplant elephant espresso fuchsia gold granite grape graphite grass gray green grey heather indigo ivory ivy khaki
-lavender lemon leopard light lilac lime magenta maroon mauve merlot midnight mint mocha multicolor mushroom mustard
-natural navy nude olive orange peach pewter pink plum purple rainbow red rose royal rust sand sapphire seashell silver
-skull slate steel stone stonewash sunflower tan taupe teal tiger turquoise violet walnut wheat white wine yellow
-""".split()  # noqa: SIM905 (a hundred quoted words would be hard to read)
-)
+_COLORS = tuple((resources.files(__package__) / "colors.txt").read_text(encoding="utf-8").split())
 """A value that contains one of these counts as the first one it contains."""
 _NOT_ASCII = dict.fromkeys(range(128, 256))
 _INNER_HYPHEN = re.compile(r"(?<=[^\W\d])[-/](?=[^\W\d])")

@@ -7,8 +7,10 @@ written `verl.KEY=VALUE`, replace what is set here; those that a field sets or o
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -332,23 +334,7 @@ def build_settings(
     return out
 
 
-_FIELDS = {
-    "model.path": "model", "model.lora_rank": "lora_rank", "actor.optim.lr": "optimizer.learning_rate",
-    "model.enable_gradient_checkpointing": "gradient_checkpointing", "actor.entropy_coeff": "loss.entropy_coef",
-    "actor.optim.clip_grad": "optimizer.max_grad_norm", "actor.ppo_epochs": "epochs", "actor.kl_loss_coef": "kl.coef",
-    "actor.kl_loss_type": "kl.estimator", "actor.ppo_max_token_len_per_gpu": "micro_batch_tokens",
-    "rollout.log_prob_max_token_len_per_gpu": "micro_batch_tokens", "algorithm.adv_estimator": "algorithm",
-    "algorithm.use_kl_in_reward": "kl.placement", "algorithm.rollout_correction": "loss.correction",
-    "trainer.save_freq": "checkpoint.every", "trainer.test_freq": "evaluation.every", "trainer.logger": "loggers",
-    "actor.loss_agg_mode": "loss.aggregation", "actor.policy_loss.loss_mode": "loss.type", "rollout.n": "num_chains",
-    "rollout.temperature": "sampling.temperature", "data.train_batch_size": "tasks_per_step",
-    "critic.optim.lr": "optimizer.critic_learning_rate", "trainer.nnodes": "nodes", "trainer.n_gpus_per_node": "gpus",
-    "trainer.total_training_steps": "steps", "trainer.v1.trainer_mode": "async_training.max_staleness",
-    "trainer.v1.sampler.max_off_policy_threshold": "async_training.max_staleness", "rollout.nnodes": "rollout_nodes",
-    "actor.use_kl_loss": "kl.placement", "critic.ppo_epochs": "epochs",
-    "critic.optim.clip_grad": "optimizer.max_grad_norm", "critic.ppo_max_token_len_per_gpu": "micro_batch_tokens",
-    "actor.clip_ratio_low": "loss.clip", "actor.clip_ratio_high": "loss.clip", "actor.clip_ratio_c": "loss.clip",
-}  # fmt: skip
+_FIELDS: dict[str, str] = tomllib.loads((resources.files(__package__) / "fields.toml").read_text(encoding="utf-8"))
 """Keys of verl, without `actor_rollout_ref.` → the fields of TrainConfig or ClusterConfig that set them."""
 _OWN_KEYS = ("algorithm.", "data.", "trainer.default_local_dir", "trainer.resume_", "trainer.val_before_train",
              "actor_rollout_ref.rollout.calculate_log_probs")  # fmt: skip
