@@ -148,10 +148,30 @@ async def test_output_before_a_timeout_is_kept(session) -> None:
 
 
 async def test_output_beyond_the_limit_is_dropped_and_counted(session) -> None:
-    outcome = await session.run("print('x' * 9999)")
-    assert outcome.output == "x" * 4000
+    outcome = await session.run("print('x' * 9000 + 'y' * 999)")
+    assert outcome.output == "x" * 3000 + "y" * 999 + "\n"
     assert outcome.dropped == 6000
-    assert "6000 more characters" in outcome.text
+    assert "x\n[6000 more characters of output were dropped here]\nx" in outcome.text
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "for n in range(100_000):\n    print('line', n)",
+        "import sys\nfor n in range(100_000):\n    sys.stdout.buffer.write(b'line %d\\n' % n)",
+        "import os\nos.system('seq -f \"line %.0f\" 0 99999')",
+        None,
+    ],
+    ids=["print", "bytes", "child", "shell"],
+)
+async def test_head_and_tail_of_a_long_output_are_kept(session, code: str | None) -> None:
+    outcome = await (session.shell("seq -f 'line %.0f' 0 99999") if code is None else session.run(code))
+    assert len(outcome.output) == 4000
+    assert outcome.output.startswith("line 0\nline 1\n")
+    assert outcome.output.endswith("line 99998\nline 99999\n")
+    total = sum(len(f"line {number}\n") for number in range(100_000))
+    assert outcome.dropped == total - 4000
+    assert (await session.run("print('é' * 10)")).output == "é" * 10 + "\n"  # nothing of it is in the next call
 
 
 async def test_fork_that_reaches_the_end_of_the_cell_exits(session) -> None:

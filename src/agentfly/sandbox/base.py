@@ -49,7 +49,7 @@ class Limits:
     inodes: int = number(10_000, gt=0)
     """Maximum number of files and folders. Not enforced by `landlock`."""
     output: int = number(64 << 10, gt=0)
-    """Characters of output kept per call; the rest is dropped and counted."""
+    """Characters of output kept per call, the first and the last half; what is between is dropped and counted."""
     cpus: float | None = number(None, gt=0)
     """CPU quota in processors, enforced where a cgroup can be created. None: no limit."""
 
@@ -87,7 +87,7 @@ class Outcome:
     figures: tuple[bytes, ...] = ()
     """Open matplotlib figures as PNG; the session closes them."""
     dropped: int = 0
-    """Characters of output beyond the limit that were dropped (bytes, where the output was not text)."""
+    """Characters dropped from the middle of an output beyond the limit (bytes, where it was not ASCII)."""
     status: int | None = None
     """Exit status of a shell command, negative for a signal. None for Python."""
     message: str = ""
@@ -107,8 +107,12 @@ class Outcome:
     @property
     def text(self) -> str:
         """Output, value, traceback and message as one text for the model."""
-        dropped = f"[{self.dropped} more characters of output were dropped]" if self.dropped else ""
-        sections = (self.output, dropped, self.value, self.traceback, f"[{self.message}]" if self.message else "")
+        head, tail = self.output, ""
+        if self.dropped:
+            middle = len(self.output) // 2
+            head, tail = self.output[:middle], self.output[middle:]
+            head += f"\n[{self.dropped} more characters of output were dropped here]"
+        sections = (head, tail, self.value, self.traceback, f"[{self.message}]" if self.message else "")
         return "\n".join(section.rstrip("\n") for section in sections if section)
 
 

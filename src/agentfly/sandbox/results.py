@@ -147,8 +147,11 @@ class CallResult:
     def _outcome(self, end: EndReason, dropped: int = 0, **fields: Any) -> Outcome:
         """Add the output, what was dropped of it, and the duration. dropped: characters dropped by the interpreter."""
         decoded = bytes(self.output).decode("utf-8", "replace")
-        output = decoded[: self.limits.output]
-        dropped += len(decoded) - len(output) + self.answer.get("dropped", 0)
+        output = decoded
+        if excess := max(len(decoded) - self.limits.output, 0):
+            middle = self.limits.output // 2
+            output = decoded[:middle] + decoded[middle + excess :]
+        dropped += excess + self.answer.get("dropped", 0)
         return Outcome(end, output=output, dropped=dropped, seconds=time.monotonic() - self.started, **fields)
 
 

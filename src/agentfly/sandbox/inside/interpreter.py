@@ -13,6 +13,7 @@ import builtins
 
 globals()["__builtins__"] = dict(vars(builtins))  # before any function: user code may change builtins
 
+import collections  # noqa: E402
 import contextlib  # noqa: E402
 import io  # noqa: E402
 import json  # noqa: E402
@@ -56,9 +57,33 @@ _encode = _make_encoder()
 
 
 class _Quota:
-    """Characters of output that a call may still write, and those that were dropped."""
+    """Characters of output that a call may still write. Of what comes after them, the last ones are kept."""
 
-    left = dropped = 0
+    def __init__(self) -> None:
+        self.start_call(0)
+
+    def start_call(self, max_output: int) -> None:
+        self.left = max_output // 2
+        self.dropped = 0
+        self._tail: collections.deque[bytes] = collections.deque()
+        self._tail_size = 0
+        self._max_tail = max_output - self.left
+
+    def add_to_tail(self, data: bytes) -> None:
+        """Keep the end of the data, and drop from the oldest what no longer fits."""
+        self._tail.append(data)
+        self._tail_size += len(data)
+        # By pieces: joining them at every write would copy the whole tail a million times in a loop of prints.
+        while self._tail_size - len(self._tail[0]) >= self._max_tail:
+            dropped = len(self._tail.popleft())
+            self._tail_size -= dropped
+            self.dropped += dropped
+
+    def take_tail(self) -> bytes:
+        tail = b"".join(self._tail)
+        excess = max(len(tail) - self._max_tail, 0)
+        self.dropped += excess
+        return tail[excess:]
 
 
 class _RawOutput(io.RawIOBase):
@@ -79,7 +104,8 @@ class _RawOutput(io.RawIOBase):
         size, start = len(view), 0
         while start < size and self._quota.left > 0:
             start += _write(self._fd, view[start : min(size, start + self._quota.left)])
-        self._quota.dropped += size - start
+        if start < size:
+            self._quota.add_to_tail(bytes(view[start:]))
         return size
 
 
@@ -98,7 +124,8 @@ class _TextOutput(io.TextIOWrapper):
         if fitting:
             super().write(fitting)
             self._quota.left -= len(fitting)
-        self._quota.dropped += len(text) - len(fitting)
+        if len(fitting) < len(text):
+            self._quota.add_to_tail(text[len(fitting) :].encode("utf-8", "backslashreplace"))
         return len(text)
 
 
@@ -160,6 +187,10 @@ class Interpreter:
             _exit(0 if reply["status"] == "ok" else 1)
         sys.settrace(None)
         sys.setprofile(None)
+        with contextlib.suppress(OSError):  # the code has closed the pipe
+            tail = self.quota.take_tail()
+            while tail:
+                tail = tail[_write(self.pipe, tail) :]
         if self.quota.dropped:
             reply["dropped"] = self.quota.dropped
         return reply
@@ -171,8 +202,7 @@ class Interpreter:
 
     def restore_streams(self, max_output: int) -> None:
         """Restore streams and working folder, whatever the previous call did to them."""
-        self.quota.left = max_output
-        self.quota.dropped = 0
+        self.quota.start_call(max_output)
         os.set_blocking(self.pipe, True)
         for fd in (1, 2):
             os.dup2(self.pipe, fd)

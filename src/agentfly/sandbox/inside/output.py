@@ -1,4 +1,4 @@
-"""The pipe that every process of a session writes to: keeps what fits in the limit of a call, counts the rest."""
+"""The pipe that every process of a session writes to: keeps the head and the tail of a call, counts what is between."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ class OutputPipe:
         os.set_blocking(self.read_fd, False)
         self.buffer = bytearray()
         self.dropped = 0
-        self._max_bytes = max_characters * 4
+        self._tail = bytearray()
+        """The last bytes after the head. A test run says at its end what failed."""
+        self._half_bytes = max_characters * 2
+        """Bytes of the head, and of the tail."""
         self._flood_bytes = max(_MIN_FLOOD, 1024 * max_characters)
         self._sent = 0
         self._received = 0
@@ -39,9 +42,12 @@ class OutputPipe:
                 return
             if not self.buffer:
                 self._buffered_since = time.monotonic()
-            kept = data[: max(self._max_bytes - self._sent - len(self.buffer), 0)]
-            self.buffer += kept
-            self.dropped += len(data) - len(kept)
+            head = data[: max(self._half_bytes - self._sent - len(self.buffer), 0)]
+            self.buffer += head
+            self._tail += data[len(head) :]
+            excess = max(len(self._tail) - self._half_bytes, 0)
+            del self._tail[:excess]
+            self.dropped += excess
             self._received += len(data)
 
     def check_flood(self) -> bool:
@@ -54,6 +60,12 @@ class OutputPipe:
     def flush_due(self) -> bool:
         """Whether the buffer has waited long enough to be sent."""
         return bool(self.buffer) and time.monotonic() - self._buffered_since > FLUSH_SECONDS
+
+    def end_call(self) -> None:
+        """Read what is left, and put the tail behind the head."""
+        self.read()
+        self.buffer += self._tail
+        self._tail.clear()
 
     def take(self) -> bytes:
         """Remove and return the buffer, which counts as sent."""

@@ -346,7 +346,7 @@ class SessionInit:
         call, self.call = self.call, None
         if call is None:
             return
-        self.output.read()
+        self.output.end_call()
         self.flush_output()
         if self.confine == "container":  # the host cannot see these
             answer["kills"] = process_tree.memory_kills()
