@@ -13,8 +13,6 @@ importing the package; `Plugin.load` imports one:
     maze = "maze.recipe"                     # a module: agentfly train maze
     [project.entry-points."agentfly.commands"]
     maze = "maze.cli:app"                    # a typer app: agentfly maze
-    [project.entry-points."agentfly.checks"]
-    maze = "maze.doctor:check"               # agentfly doctor --on maze: yields (what, whether it works, finding)
 
 The environments of this package are declared in the same way, in its pyproject.toml. A `Registry` finds decorated
 functions, of entry points and of the running program, by name.
@@ -40,10 +38,8 @@ REWARDS = "agentfly.rewards"
 TOOLS = "agentfly.tools"
 RECIPES = "agentfly.recipes"
 COMMANDS = "agentfly.commands"
-CHECKS = "agentfly.checks"
 _LABELS = {
     ENVIRONMENTS: "environment", REWARDS: "reward", TOOLS: "tool", RECIPES: "recipe", COMMANDS: "command",
-    CHECKS: "check",
 }  # fmt: skip
 
 

@@ -62,7 +62,7 @@ def test_missing_verl_is_reported() -> None:
 def test_unknown_system_is_rejected() -> None:
     result = CliRunner().invoke(app, ["doctor", "--on", "nothing"])
     assert isinstance(result.exception, ConfigError)
-    assert "there is verl" in str(result.exception)
+    assert "write --on verl" in str(result.exception)
 
 
 def test_memory_options_without_a_model_are_rejected() -> None:

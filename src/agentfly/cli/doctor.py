@@ -81,20 +81,18 @@ def doctor(
 
 
 def _check_system(name: str, changes: list[str]) -> None:
-    """Run the registered check of a system to train on. Exits with 1 if something does not work."""
+    """Print what the checks of a system to train on find. Exits with 1 if something does not work."""
+    if name != "verl":
+        raise ConfigError(f"--on {name}: there is no such system to train on; write --on verl")
     from rich.console import Console
 
-    from agentfly import plugins
     from agentfly.cli.console import print_check
+    from agentfly.integrations.verl.doctor import check_verl
     from agentfly.training.config import parse_overrides
 
-    plugin = plugins.find_plugin(plugins.CHECKS, name)
-    if plugin is None:
-        names = ", ".join(plugin.name for plugin in plugins.list_plugins(plugins.CHECKS))
-        raise ConfigError(f"--on {name}: no check is registered for this system; there is {names or 'none'}")
     console = Console()
     works = True
-    for what, ok, finding in plugin.load()(parse_overrides(changes)):
+    for what, ok, finding in check_verl(parse_overrides(changes)):
         works &= ok
         print_check(console, what, ok, finding)
     if not works:
