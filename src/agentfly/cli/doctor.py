@@ -119,26 +119,19 @@ def _plan_memory(recipe_or_model: str, changes: list[str], device_gib: float | N
         config = plan_recipe(find_recipe(recipe_or_model), overrides).config
     else:
         config = TrainConfig(model=recipe_or_model).override(overrides)
-    from agentfly.backends.engine.kv_cache import default_cache_bytes
-    from agentfly.backends.engine.loading import load_config, resolve_device
+    from agentfly.backends.engine.loading import resolve_device
     from agentfly.models import resolve
     from agentfly.training import memory
 
     device = resolve_device(None)
-    total = memory.device_memory(device) if device_gib is None else int(device_gib * memory.GIB)
-    on_gpu = device_gib is not None or device.type == "cuda"
-    size = memory.ModelSize.from_config(load_config(resolve(config.model)))
-    kv_cache = 0 if on_gpu else default_cache_bytes(device)  # on a GPU the least; a run gives it what is left
-    plan = memory.plan_memory(
-        size, config, total, on_gpu=on_gpu, kv_cache=kv_cache, teacher=memory.count_teacher(config)
-    )
-    where = "GPU" if on_gpu else "this machine's main memory"
-    table = Table(
-        "part", "GiB", title=f"{config.model} on {total / memory.GIB:.1f} GiB ({where})", title_justify="left"
-    )
-    for name, size_of_part in plan.parts.items():
-        if size_of_part:
-            table.add_row(name.replace("_", " "), memory.format_gib(size_of_part))
+    total = None if device_gib is None else int(device_gib * memory.GIB)
+    plan = memory.estimate_run(resolve(config.model), config, device, total=total)
+    where = "this machine's main memory" if total is None and device.type != "cuda" else "GPU"
+    title = f"{config.model} on {plan.total / memory.GIB:.1f} GiB ({where})"
+    table = Table("part", "GiB", title=title, title_justify="left")
+    for name, size in plan.parts.items():
+        if size:
+            table.add_row(name.replace("_", " "), memory.format_gib(size))
     table.add_row("left", memory.format_gib(plan.left), style="green" if plan.left >= 0 else "red")
     Console().print(table)
     if plan.left < 0:

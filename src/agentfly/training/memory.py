@@ -141,15 +141,25 @@ def plan_run(model: str, config: TrainConfig, device: torch.device, *, ranks: in
 
     ranks: number of processes that the learner is sharded over.
     """
-    size = ModelSize.from_config(load_config(model))
-    on_gpu = device.type == "cuda"
-    kv_cache = 0 if on_gpu else default_cache_bytes(device)  # on a GPU what is left
-    total = device_memory(device)
-    plan = plan_memory(
-        size, config, total, on_gpu=on_gpu, kv_cache=kv_cache, ranks=ranks, teacher=count_teacher(config)
-    )
+    plan = estimate_run(model, config, device, ranks=ranks)
     plan.require_fit()
     return plan
+
+
+def estimate_run(
+    model: str, config: TrainConfig, device: torch.device, *, total: int | None = None, ranks: int | None = None
+) -> MemoryPlan:
+    """Plan a run on a device. total: bytes of a GPU that is not here; None: those of the device."""
+    on_gpu = total is not None or device.type == "cuda"
+    return plan_memory(
+        ModelSize.from_config(load_config(model)),
+        config,
+        device_memory(device) if total is None else total,
+        on_gpu=on_gpu,
+        kv_cache=0 if on_gpu else default_cache_bytes(device),  # on a GPU what is left
+        ranks=ranks,
+        teacher=count_teacher(config),
+    )
 
 
 def plan_memory(

@@ -64,9 +64,9 @@ class Optimizer:
     def step(self, update: int) -> float:
         """Take one step with the accumulated gradients; return their norm before clipping."""
         gradients = {name: weight.grad for name, weight in self.weights.items() if weight.grad is not None}
-        norm = _gather(torch.nn.utils.get_total_norm(gradients.values()))
+        norm = gather(torch.nn.utils.get_total_norm(gradients.values()))
         if not norm.isfinite():  # clipping by an infinite norm would set every gradient to 0, or to NaN
-            non_finite = (name for name, gradient in gradients.items() if not _gather(gradient.norm()).isfinite())
+            non_finite = (name for name, gradient in gradients.items() if not gather(gradient.norm()).isfinite())
             raise NonFiniteError(f"the gradient is not finite; the first such weight is {next(non_finite, 'none')}")
         torch.nn.utils.clip_grads_with_norm_(self.weights.values(), self._max_norm, norm)
         # Computed from the number of the update: a resumed run needs no state of a scheduler.
@@ -98,10 +98,11 @@ class Optimizer:
             }
 
 
-def _gather(norm: Tensor) -> Tensor:
-    """The norm over all ranks, where the gradients are sharded."""
-    whole = getattr(norm, "full_tensor", None)
-    return norm if whole is None else whole()
+def gather(tensor: Tensor) -> Tensor:
+    """The whole of a tensor that is sharded over the ranks; another one as it is."""
+    # Not by its class: importing DTensor takes a second, which training in one process would spend for nothing.
+    collect = getattr(tensor, "full_tensor", None)
+    return tensor if collect is None else collect()
 
 
 def trainable_parameters(model: Any) -> dict[str, Tensor]:

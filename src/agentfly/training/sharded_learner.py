@@ -43,7 +43,8 @@ from agentfly.training.batch import MicroBatchRunner
 from agentfly.training.config_records import SHARDED_TOWER
 from agentfly.training.local_learner import LocalLearner
 from agentfly.training.lora import MergedWeights, has_adapters, read_weights, save_model
-from agentfly.training.sharding import AGREED, Ranks, ShardedRunner, gather
+from agentfly.training.optimizer import gather
+from agentfly.training.sharding import AGREED, Ranks, ShardedRunner
 from agentfly.types import Completion
 
 Method = TypeVar("Method", bound=Callable[..., Any])

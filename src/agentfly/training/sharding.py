@@ -22,12 +22,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.rendezvous import rendezvous
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import Shard, distribute_tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agentfly.backends.engine.vision import tower_parameters
 from agentfly.errors import AgentFlyError, ConfigError, NonFiniteError, RankError, RecordError, describe
 from agentfly.training.batch import MicroBatchRunner, split_micro_batches
+from agentfly.training.optimizer import gather
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -196,11 +197,6 @@ class Ranks:
             whole = tensors[name] if self.leads else torch.empty(shape, dtype=dtype)
             out[name] = distribute_tensor(whole.to(self.device), self.mesh, [Shard(0)])
         return out
-
-
-def gather(tensor: Tensor) -> Tensor:
-    """The whole of a tensor that is sharded; another one as it is."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 class ShardedRunner(MicroBatchRunner):
