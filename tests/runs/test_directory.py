@@ -423,7 +423,7 @@ def test_a_stored_chain_has_a_summary(tmp_path: Path) -> None:
     with create(tmp_path / "run") as run:
         run.write_trajectories(1, [trajectory])
     (line,) = gzip.decompress(run.trajectory_file(1).read_bytes()).splitlines()
-    summary = ChainSummary.from_json(json.loads(line)["summary"])
+    summary = ChainSummary(**json.loads(line)["summary"])
     assert summary == ChainSummary.of(trajectory)
     assert (summary.group, summary.chain, summary.reward, summary.stop) == (3, 1, 0.5, "answer")
     assert (summary.tools, summary.calls, summary.failed_calls) == (["add", "search"], 2, 1)

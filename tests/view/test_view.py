@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -241,7 +242,7 @@ def edit_first_line(run: RunWriter, **changes: object) -> None:
 def test_a_value_of_any_type_damages_its_file_only(tmp_path: Path, changes: dict[str, object]) -> None:
     run = make_run(tmp_path / "run")
     run.close()
-    edit_first_line(run, summary={**ChainSummary.of(make_chain(0, 0, 1.0)).to_json(), **changes})
+    edit_first_line(run, summary={**asdict(ChainSummary.of(make_chain(0, 0, 1.0))), **changes})
     with ChainIndex(find_sources([tmp_path / "run"]), tmp_path / "cache") as index:
         index.update()
         assert index.select({})[0] == 8
@@ -262,7 +263,7 @@ def test_a_line_of_any_shape_damages_its_file_only(tmp_path: Path, line: str) ->
 def test_half_a_surrogate_pair_in_a_name_is_replaced(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     run.close()
-    edit_first_line(run, summary=ChainSummary.of(make_chain(0, 0, 1.0, task="task \ud800")).to_json())
+    edit_first_line(run, summary=asdict(ChainSummary.of(make_chain(0, 0, 1.0, task="task \ud800"))))
     with ChainIndex(find_sources([tmp_path / "run"]), tmp_path / "cache") as index:
         index.update()
         assert index.problems == {}

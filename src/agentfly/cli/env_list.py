@@ -11,7 +11,7 @@ from rich.text import Text
 
 from agentfly.cli.console import make_console, print_text, safe_text
 from agentfly.data import read_tasks, select
-from agentfly.environment import Environment, Scope, has_tasks
+from agentfly.environment import Environment, has_tasks
 from agentfly.errors import ConfigError
 from agentfly.tooling import Toolbox
 from agentfly.types import Task
@@ -47,8 +47,7 @@ def show_environments(
     for env_class in env_classes:
         description = (env_class.__doc__ or "").strip().partition("\n")[0]
         runtime = env_class.pool.runtime if isinstance(env_class.pool.runtime, str) else env_class.pool.runtime.name
-        scope = {Scope.CHAIN: "chain", Scope.GROUP: "group", Scope.GLOBAL: "global"}[env_class.pool.scope]
-        cells = (env_class.__name__, description, scope, runtime)
+        cells = (env_class.__name__, description, env_class.pool.scope.value, runtime)
         table.add_row(*(safe_text(cell) for cell in cells))
     console.print(table)
     for env_class in env_classes if tools else ():

@@ -16,10 +16,10 @@ def show(context: typer.Context) -> None:
     """List the models that need no hub, their state and their folders."""
     if context.invoked_subcommand is not None:
         return
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
+    from agentfly.cli.console import make_console
     from agentfly.models import PREPARED, find_fault
 
     table = Table("model", "parameters", "on disk", "license", "", "from", title="models", title_justify="left")
@@ -29,8 +29,7 @@ def show(context: typer.Context) -> None:
         parameters = f"{model.parameters / 1e6:.0f} M"
         size = f"{model.size / 1e6:.0f} MB"
         table.add_row(model.name, parameters, size, model.license, state, model.source)
-    console = Console()
-    (console if console.is_terminal else Console(width=160)).print(table)
+    make_console().print(table)
     for model in PREPARED.values():
         print(f"{model.name}: {model.folder}")
     print("A model can also be a local folder or a name on the Hugging Face hub.")

@@ -170,7 +170,7 @@ class EvalLog:
         """Append a finished chain; where JSON cannot hold its trajectory, the figures and the reason."""
         line: dict[str, Any] = {"result": asdict(result)}
         try:
-            line |= {"summary": ChainSummary.of(trajectory).to_json(), "trajectory": trajectory.to_json()}
+            line |= {"summary": asdict(ChainSummary.of(trajectory)), "trajectory": trajectory.to_json()}
         except RecordError as error:
             line["lost"] = str(error)
         append_lines(self.path, [line])

@@ -349,7 +349,7 @@ class RunWriter(RunDirectory):
                     messages = (message for segment in trajectory.segments for message in segment.messages)
                     if any(message.images for message in (*trajectory.task.messages, *messages)):
                         chain = _map_text(chain, self._store_image)
-                    summary = ChainSummary.of(trajectory).to_json()
+                    summary = dataclasses.asdict(ChainSummary.of(trajectory))
                     values = {"summary": summary, "trajectory": chain, "advantages": rounded, "trained": trained}
                     line = encode_line(values)
                 except (RecordError, ValueError, RecursionError) as error:

@@ -110,12 +110,6 @@ def sample_chains(directory: RunDirectory, step: int) -> list[Trajectory]:
     return [ranked[round(i * (len(ranked) - 1) / max(count - 1, 1))] for i in range(count)]
 
 
-def _last_image(chain: Trajectory) -> Any:
-    """The last image of a chain as a Pillow image; None if there is none that can be decoded."""
-    images = [image for message in chain.messages for image in message.images]
-    return try_open_image(images[-1]) if images else None
-
-
 def _clip_parts(chain: Trajectory) -> Iterator[tuple[Author | None, str]]:
     """The author and the text of each part of a chain, up to `MAX_TEXT` characters in all."""
     left = MAX_TEXT
@@ -241,7 +235,9 @@ class WandbLogger(RunLogger):
                     for chain in chains
                 ]
                 values["chains"] = wandb.Table(["chain", "task", "reward", "stop", "text"], rows)
-                images = [(chain, image) for chain in chains if (image := _last_image(chain)) is not None]
+                shown = [(chain, [image for message in chain.messages for image in message.images]) for chain in chains]
+                pixels = [(chain, try_open_image(images[-1])) for chain, images in shown if images]
+                images = [(chain, image) for chain, image in pixels if image is not None]
                 if images:
                     values["eval/images"] = [
                         wandb.Image(image, caption=f"{chain.task.question[:200]} → {chain.prediction[:200]}")

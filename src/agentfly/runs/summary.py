@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Self
 
 from agentfly.trajectory import CallStatus, Trajectory
 from agentfly.types import Message
@@ -71,15 +71,6 @@ class ChainSummary:
             # The answer first: it is what a preview shows.
             text="\n".join([trajectory.prediction, *_words(trajectory)])[:MAX_TEXT],
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON object that `from_json` reads."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Read the object that `to_json` returns."""
-        return cls(**value)
 
 
 def _texts(message: Message) -> list[str]:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property, wraps
+from functools import cached_property, partial, wraps
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -198,11 +198,21 @@ class ShardedLearner(LocalLearner):
             super().load_state_dict(self.ranks.distribute(tensors), values)
 
 
+def _send_messages(ranks: Ranks, outbox: SimpleQueue[Any], rank: int) -> None:
+    """In a thread: send what is put into the queue to a rank, up to None."""
+    with suppress(RuntimeError):  # that rank is gone: the receiving side reports it, or the launcher ends this process
+        while True:
+            message = outbox.get()
+            ranks.send(message, rank)
+            if message is None:
+                return
+
+
 class RankFleet(FleetBackend):
     """The engines of all ranks, on rank 0."""
 
     def __init__(self, local_engine: EngineBackend, ranks: Ranks, update: Callable[[int], None]) -> None:
-        """`own`: rank 0's engine; the others have the same settings. update: gives all engines weights of a version."""
+        """The other ranks' engines have the settings of rank 0's. update: gives all engines weights of a version."""
         super().__init__([local_engine, *(RemoteEngine(ranks, rank, local_engine) for rank in range(1, ranks.size))])
         self._update = update
 
@@ -231,7 +241,7 @@ class RemoteEngine(Backend):
         self._outbox: SimpleQueue[Any] = SimpleQueue()
         self._threads = [
             threading.Thread(target=target, name=f"agentfly-rank-{rank}", daemon=True)
-            for target in (self._send, self._receive)
+            for target in (partial(_send_messages, ranks, self._outbox, rank), self._receive)
         ]
         for thread in self._threads:
             thread.start()
@@ -271,14 +281,6 @@ class RemoteEngine(Backend):
             for thread in self._threads:
                 await asyncio.to_thread(thread.join)
 
-    def _send(self) -> None:
-        with suppress(RuntimeError):  # the other rank is gone, which `_receive` reports
-            while True:
-                message = self._outbox.get()
-                self._ranks.send(message, self._rank)
-                if message is None:
-                    return
-
     def _receive(self) -> None:
         fault: Exception = BackendFault(CLOSED)
         try:
@@ -308,7 +310,7 @@ class RankEngineServer:
         self._running: dict[int, asyncio.Task[None]] = {}
         self._outbox: SimpleQueue[Any] = SimpleQueue()
         self._loop = asyncio.new_event_loop()
-        for target in (self._loop.run_forever, self._receive, self._send):
+        for target in (self._loop.run_forever, self._receive, partial(_send_messages, ranks, self._outbox, 0)):
             threading.Thread(target=target, name="agentfly-engine-server", daemon=True).start()
 
     def _receive(self) -> None:
@@ -316,14 +318,6 @@ class RankEngineServer:
             while (message := self._ranks.receive_from(0)) is not None:
                 self._loop.call_soon_threadsafe(self._handle, *message)
             self._outbox.put(None)
-
-    def _send(self) -> None:
-        with suppress(RuntimeError):
-            while True:
-                message = self._outbox.get()
-                self._ranks.send(message, 0)
-                if message is None:
-                    return
 
     def _handle(self, number: int, request: Request | None) -> None:
         """Start a request, or cancel it."""

@@ -23,6 +23,8 @@ from agentfly.training.learner import Learner
 from agentfly.types import Completion, Sampling
 
 _LOG = logging.getLogger(__name__)
+PROMPTS, LENGTH = 4, 8
+"""Prompts of a canary at least, and their tokens; as many tokens are sampled."""
 
 
 async def sync_weights(learner: Learner, backend: Backend, version: int, canary: Canary | None = None) -> float | None:
@@ -53,23 +55,20 @@ def weights_for(learner: Learner, backend: Backend) -> Iterable[tuple[str, torch
 class Canary:
     """Fixed prompts that show whether backend and learner have the same weights."""
 
-    def __init__(
-        self, learner: Learner, backend: Backend, *, prompts: int = 4, length: int = 8, tolerance: float | None = None
-    ) -> None:
-        """`prompts` prompts of `length` tokens each, with as many tokens to sample; at least one per member of a fleet.
+    def __init__(self, learner: Learner, backend: Backend, *, tolerance: float | None = None) -> None:
+        """Four prompts, or one per member of a larger fleet.
 
         tolerance: accepted mean difference of log-probabilities; None is several times what rounding was measured to
         do to equal weights: about 1e-6 in float32; in bfloat16 up to 0.03 before training, 0.1 after some steps of it.
         """
         self._learner = learner
         self._backend = backend
-        self._length = length
         # Only the first tokens: the last rows of the embeddings may be padding, which a server refuses.
         draw = Random(0)
         vocab = min(learner.vocab_size, 1000)
         members = backend.members or (backend,)
-        count = max(prompts, len(members))
-        self._prompts = [[draw.randrange(vocab) for _ in range(length)] for _ in range(count)]
+        count = max(PROMPTS, len(members))
+        self._prompts = [[draw.randrange(vocab) for _ in range(LENGTH)] for _ in range(count)]
         if tolerance is None:
             dtypes = {weight.dtype for weight in members[0].weights.values()}
             tolerance = 1e-3 if dtypes == {torch.float32} and not learner.low_precision else 0.1
@@ -90,7 +89,7 @@ class Canary:
         if self._backend.prompt_format is not PromptFormat.TOKENS:
             return 0.0
         requests = [
-            Request(prompt, Sampling(temperature=1.0, max_tokens=self._length, seed=number))
+            Request(prompt, Sampling(temperature=1.0, max_tokens=LENGTH, seed=number))
             for number, prompt in enumerate(self._prompts)
         ]
         completions = await asyncio.gather(*map(self._backend.generate, requests))

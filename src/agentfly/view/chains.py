@@ -163,7 +163,8 @@ def show_chain(index: ChainIndex, number: int, tokenizers: Tokenizers) -> dict[s
         segments.append({"exact": segment.exact, "spans": spans})
     return {
         **stored.row,
-        "treatment": stored.row["treatment"] if _is_training(stored.row) else "",
+        # Only what was sampled to be trained has one: not an evaluation, and not a chain outside of a run.
+        "treatment": "" if stored.row["step"] is None or stored.row["held_out"] else stored.row["treatment"],
         "source_name": source.name,
         "tokenizer_problem": problem if tokenizer is None else "",
         "prediction": _clip(chain.prediction, MAX_MESSAGE_TEXT),
@@ -177,11 +178,6 @@ def show_chain(index: ChainIndex, number: int, tokenizers: Tokenizers) -> dict[s
         "segments": segments,
         "group_ids": group,
     }
-
-
-def _is_training(row: Mapping[str, Any]) -> bool:
-    """Whether the chain was sampled to be trained: not for an evaluation, and in a training run."""
-    return row["step"] is not None and not row["held_out"]
 
 
 def explain_chain(

@@ -15,7 +15,7 @@ import sqlite3
 import tempfile
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import IO, Any
@@ -173,7 +173,7 @@ class ChainIndex:
                 continue
             # Saved trajectories have no summaries.
             stored = value.get("summary")
-            summary = ChainSummary.of(Trajectory.from_json(chain)) if stored is None else ChainSummary.from_json(stored)
+            summary = ChainSummary.of(Trajectory.from_json(chain)) if stored is None else ChainSummary(**stored)
             row = _row(summary)
             text = _clean(summary.text)
             greedy = source.is_greedy(summary.chain, held_out=file.held_out)
@@ -345,25 +345,12 @@ def _search_query(text: str) -> str:
 
 
 def _row(summary: ChainSummary) -> list[Any]:
-    """The columns of a chain from `grp` to `seconds`."""
-    row = [
-        summary.group,
-        summary.chain,
-        summary.task,
-        summary.digest,
-        summary.reward,
-        summary.stop,
-        summary.treatment,
-        _join(summary.failures),
-        _join(name.replace("\n", " ") for name in summary.tools),
-        summary.turns,
-        summary.calls,
-        summary.failed_calls,
-        summary.sampled_tokens,
-        summary.tokens,
-        summary.seconds,
-    ]
-    return [_clean(value) if isinstance(value, str) else value for value in row]
+    """The columns of a chain from `grp` to `seconds`: the fields of its summary in their order, without the text."""
+    values = asdict(summary)
+    del values["text"]
+    values["failures"] = _join(summary.failures)
+    values["tools"] = _join(name.replace("\n", " ") for name in summary.tools)
+    return [_clean(value) if isinstance(value, str) else value for value in values.values()]
 
 
 def _clean(text: str) -> str:
