@@ -350,7 +350,7 @@ def test_select_without_match_is_an_error(spec: str, words: str) -> None:
 
 @pytest.mark.integration
 def test_reading_data_imports_nothing_heavy() -> None:
-    heavy = {"torch", "transformers", "pyarrow"}
+    heavy = {"torch", "transformers", "pyarrow", "datasets"}
     code = f"import sys, agentfly.data; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -6,7 +6,8 @@
 .parquet           requires pyarrow
 all formats but parquet may be compressed: .jsonl.gz, .json.xz, …
 
-A folder of task folders (`task_folders.py`) yields a row for each of them.
+A folder of task folders (`task_folders.py`) yields a row for each of them. What a row means is decided elsewhere
+(`formats.py`).
 """
 
 from __future__ import annotations
@@ -156,14 +157,17 @@ def _read_parquet(path: Path) -> Iterator[Row]:
         with pyarrow.parquet.ParquetFile(path) as file:
             rows = (row for batch in file.iter_batches() for row in batch.to_pylist())
             for number, columns in enumerate(rows):
-                row: Any
-                try:
-                    row = {name: _to_json_value(value, name in ("image", "images")) for name, value in columns.items()}
-                except DataError as error:
-                    row = error
-                yield f"row {number}", row
+                yield f"row {number}", convert_arrow_row(columns)
     except pyarrow.ArrowException as error:
         raise DataError(f"{path} is not a readable parquet file: {error}") from error
+
+
+def convert_arrow_row(columns: Mapping[str, Any]) -> dict[str, Any] | DataError:
+    """A row of an Arrow table with JSON values, or the error of a row that has none."""
+    try:
+        return {name: _to_json_value(value, name in ("image", "images")) for name, value in columns.items()}
+    except DataError as error:
+        return error
 
 
 def _to_json_value(value: Any, is_image: bool = False) -> Any:
@@ -194,3 +198,4 @@ _READERS: dict[str, Reader] = {
     ".csv": _read_csv,
     ".parquet": _read_parquet,
 }
+SUFFIXES = (*_READERS, *_OPENERS)

@@ -1,57 +1,121 @@
-"""Read a dataset file into tasks.
+"""Read a dataset into tasks.
 
-One row is one task: `question` or `messages` is the prompt, every other column is kept by name. Row numbers and default
-ids start at 0, line numbers at 1. The whole file is validated first: if any row is bad, DataError names the place and
+One row is one task: `question` or `messages` is the prompt, every other column is kept by name. Rows of other formats
+are converted first. Row numbers and default
+ids start at 0, line numbers at 1. The whole source is validated first: if any row is bad, DataError names the place and
 reason of the first few bad rows and their total number.
 """
 
 from __future__ import annotations
 
 import difflib
+import logging
 import lzma
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from agentfly.data.files import describe_value, find_reader
+from agentfly.data import huggingface
+from agentfly.data.files import Row, describe_value, find_reader
+from agentfly.data.formats import RowConverter, list_columns
 from agentfly.errors import ConfigError, DataError
 from agentfly.types import Task
+from agentfly.validation import PositiveInt, validate
 
+_LOG = logging.getLogger(__name__)
+MAX_ITERATED_TASKS = 100_000
+"""Maximum number of tasks taken from an iterator, whose length is not known."""
 _MAX_REPORTED = 3
-_QUESTION_LIKE = ("prompt", "instruction", "problem", "query", "input")
+_QUESTION_LIKE = ("instruction", "problem", "query", "input")
 
 
-def read_tasks(path: str | Path, *, question: str = "question") -> list[Task]:
-    """Read every row of a file as a task.
+def read_tasks(
+    source: str | Path | Iterable[Mapping[str, Any]],
+    *,
+    question: str = "question",
+    format: str | None = None,
+    rename: Mapping[str, str] | None = None,
+    split: str | None = None,
+    limit: int | None = None,
+) -> list[Task]:
+    """Read every row of a source as a task.
 
-    `question` names the column that becomes the prompt. If it is not the default, every row must have that column, and
-    it takes precedence over `messages`. The id of a task is the row's `id`, or the row number if it has none.
+    `source`: a file, a folder of task folders, a Hugging Face dataset (a `save_to_disk` folder, a name of the hub such
+    as `org/name`, or an object), or rows. `question` names the column that becomes the prompt. If it is not the
+    default, every row must have that column, and it takes precedence over `messages`. The id of a task is the row's
+    `id`, or the row number if it has none.
+
+    `format`: the row format (`agentfly`, `verl`, `trl`, `sharegpt`); None detects it by the first row. `rename`: new
+    names of columns, by old names; it comes first. `split`: of a Hugging Face dataset. `limit`: read only this many
+    rows; a dataset of the hub is then streamed instead of downloaded.
+
+    Columns without effect are reported in the log.
     """
-    path = Path(path)
+    if question != "question" and format not in (None, "agentfly"):
+        raise ConfigError(f"question={question!r} and format={format!r} both select the prompt; give one")
+    validate("limit", limit, PositiveInt | None, " or None")
+    folder = Path(source).parent if isinstance(source, str | Path) else Path()
+    name = str(source) if isinstance(source, str | Path) else f"a {type(source).__name__}"
+    converter = RowConverter(name, "agentfly" if question != "question" else format, rename or {})
     tasks: list[Task] = []
     bad: list[str] = []
     try:
-        for number, (position, row) in enumerate(find_reader(path)(path)):
+        for number, (position, row) in enumerate(islice(_open_rows(source, split, limit), limit)):
             try:
-                tasks.append(_parse_row(row, str(number), question, path.parent))
+                if isinstance(row, DataError):
+                    raise row
+                if not isinstance(row, Mapping):
+                    raise DataError(f"a row must be an object of columns, not {describe_value(row)}")
+                converted = converter.convert(row)
+                if question != "question" and converted.pop("messages", None) is not None:
+                    converter.ignored.add("messages")
+                tasks.append(_parse_row(converted, str(number), question, folder))
             except (DataError, OSError, ValueError) as error:  # OSError, ValueError: an image path that cannot be one
                 bad.append(f"{position}: {error}")
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 text: {error}; save it as UTF-8") from error
+        raise DataError(f"{name} is not UTF-8 text: {error}; save it as UTF-8") from error
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
+        raise DataError(f"{name} cannot be read: {error}") from error
     if len(bad) == 1:
-        raise DataError(f"{path}, {bad[0]}")
+        raise DataError(f"{name}, {bad[0]}")
     if bad:
-        lines = [f"{path}: {len(bad)} of {len(bad) + len(tasks)} rows cannot be read", *bad[:_MAX_REPORTED]]
+        lines = [f"{name}: {len(bad)} of {len(bad) + len(tasks)} rows cannot be read", *bad[:_MAX_REPORTED]]
         if more := len(bad[_MAX_REPORTED:]):
             lines.append(f"and {more} more row{'s' if more > 1 else ''}")
         raise DataError("\n  ".join(lines))
     if not tasks:
-        raise DataError(f"{path} has no rows")
+        raise DataError(f"{name} has no rows")
+    if converter.ignored:
+        _LOG.warning("%s: columns without effect: %s", name, ", ".join(sorted(converter.ignored)))
     return tasks
+
+
+def _open_rows(source: str | Path | Iterable[Any], split: str | None, limit: int | None) -> Iterator[Row]:
+    """The rows of a source with their places, read as they are iterated."""
+    if isinstance(source, str | Path) and huggingface.is_dataset(source):
+        return huggingface.read_dataset(source, split, stream=limit is not None)
+    if split is not None:
+        raise ConfigError(f"split={split!r} selects a split of a Hugging Face dataset by name; leave it out here")
+    if isinstance(source, str | Path):
+        return find_reader(Path(source))(Path(source))
+    if hasattr(source, "with_format"):  # of the library `datasets`
+        rows = huggingface.iterate_dataset(source)
+    else:
+        rows = ((f"row {number}", row) for number, row in enumerate(source))
+    return rows if limit is not None or isinstance(source, Sized) else _refuse_endless(rows, type(source).__name__)
+
+
+def _refuse_endless(rows: Iterable[Row], kind: str) -> Iterator[Row]:
+    for number, row in enumerate(rows):
+        if number == MAX_ITERATED_TASKS:  # an endless generator would fill the memory
+            raise ConfigError(
+                f"the rows are a {kind} that goes on after {MAX_ITERATED_TASKS:,} of them; "
+                "limit= is the number of rows to read"
+            )
+        yield row
 
 
 def select(tasks: Sequence[Task], spec: str) -> list[Task]:
@@ -76,22 +140,17 @@ def select(tasks: Sequence[Task], spec: str) -> list[Task]:
     raise ConfigError(f"no task has the id {spec!r}{hint}; an index (3) or a range (0:10) also works")
 
 
-def _parse_row(row: Any, number: str, question: str, folder: Path) -> Task:
+def _parse_row(row: Mapping[str, Any], number: str, question: str, folder: Path) -> Task:
     """Convert a row to a task. `number` is the default id; images are looked up in `folder`."""
-    if isinstance(row, DataError):
-        raise row
-    if not isinstance(row, Mapping):
-        raise DataError(f"a row must be an object of columns, not {describe_value(row)}")
     present = ", ".join(map(repr, row)) or "nothing"
     prompt = dict(row)
     if question != "question":
         if question not in row:
-            raise DataError(f"no column {question!r} to take the question from; the row has {present}")
+            raise DataError(f"no column {question!r} to take the question from; {list_columns(row)}")
         value = row[question]
         if not isinstance(value, str) or not value.strip():
             raise DataError(f"{question!r} is to be the question and must be text, not {describe_value(value)}")
         prompt["question"] = value
-        prompt.pop("messages", None)
     elif row.get("messages") is None and not isinstance(row.get("question"), str):
         if "question" in row:
             raise DataError(f"'question' must be text, not {describe_value(row['question'])}")

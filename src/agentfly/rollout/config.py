@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol, TypedDict
 from pydantic import StrictInt
 
 from agentfly.backends.base import Backend, Request
+from agentfly.data.tasks import MAX_ITERATED_TASKS
 from agentfly.errors import ConfigError
 from agentfly.rollout.events import Observer
 from agentfly.rollout.history import Branching, Folding, StepHistory
@@ -130,8 +131,6 @@ def parse_tasks(messages: Any) -> list[Task]:
     return [Task.of(row, "" if isinstance(row, Mapping) and "id" in row else str(i)) for i, row in enumerate(rows)]
 
 
-MAX_ITERATED_TASKS = 100_000
-"""Maximum number of tasks taken from an iterator, whose length is not known."""
 _ROW = {"question", "messages"}
 """Keys of a row that a message does not have."""
 
