@@ -302,11 +302,92 @@ def test_null_of_a_required_argument_is_refused(tmp_path: Path) -> None:
         read_demonstrations(byte_agent("unheard", tools=[press]), path)
 
 
-def test_column_of_tools_that_the_agent_lacks_is_refused(tmp_path: Path) -> None:
+def schema(name: str, **properties: str) -> dict[str, Any]:
+    types = {argument: {"type": kind} for argument, kind in properties.items()}
+    parameters = {"type": "object", "properties": types, "required": list(properties)}
+    return {"type": "function", "function": {"name": name, "description": f"Use {name}.", "parameters": parameters}}
+
+
+def demonstration(name: str, arguments: dict[str, Any], tools: Any) -> dict[str, Any]:
+    calls = [{"function": {"name": name, "arguments": arguments}}]
+    talk = [TALK[0], {"role": "assistant", "content": "", "tool_calls": calls}, *TALK[2:4]]
+    return {"messages": talk, "tools": tools}
+
+
+@pytest.mark.parametrize(
+    "kind", ["jsonl", "parquet", "text in parquet", pytest.param("saved", marks=pytest.mark.integration)]
+)
+def test_demonstration_is_rendered_with_the_tools_of_its_row(tmp_path: Path, kind: str) -> None:
+    press, find = schema("press", times="integer"), schema("find", query="string")
+    encode = json.dumps if kind == "text in parquet" else list
+    rows = [
+        demonstration("press", {"times": 7}, encode([press])),
+        demonstration("find", {"query": "x"}, encode([find, press])),
+        demonstration("switch", {}, None),
+    ]
+    path = tmp_path / f"demos.{'jsonl' if kind == 'jsonl' else 'parquet'}"
+    if kind == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif kind == "saved":
+        path = tmp_path / "saved"
+        pytest.importorskip("datasets").Dataset.from_list(rows).save_to_disk(path)
+    else:
+        pyarrow = pytest.importorskip("pyarrow")
+        pytest.importorskip("pyarrow.parquet").write_table(pyarrow.Table.from_pylist(rows), path)
+    agent = byte_agent("unheard", tools=[Lamp], system_prompt="Be bright.")
+    pressed, found_text, switched = read_demonstrations(agent, path)
+    prompts = [texts(agent, chain)[0][1] for chain in (pressed, found_text, switched)]
+    tool_names = [[name for name in ("press", "find", "switch") if f'"{name}"' in prompt] for prompt in prompts]
+    assert tool_names == [["press"], ["press", "find"], ["switch"]]
+    template = load_template("chatml", ByteTokenizer(), tools=[press])
+    messages = [Message("system", "Be bright."), Message("user", "Light?")]
+    assert pressed.segments[0].spans[0].ids.tolist() == template.start(messages)
+    assert texts(agent, pressed)[1][1] == call("press", times=7) + "<|im_end|>"
+    assert texts(agent, found_text)[1][1] == call("find", query="x") + "<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "tools", "message"),
+    [
+        ("switch", {}, [schema("dim")], "it calls 'switch', which is not a tool of the row; there are dim"),
+        ("switch", {}, [], "it calls 'switch', which is not a tool of the row; there are none"),
+        ("press", {"times": None}, [schema("press", times="integer")], "a call is incomplete: .*'times' is missing"),
+        ("press", {}, "[oops", "the column 'tools' is not JSON"),
+        ("press", {}, {"press": 1}, "the column 'tools' must be a list of schemas"),
+        ("press", {}, [{"function": {}}], "which is not the schema of a function"),
+    ],
+)
+def test_call_that_does_not_fit_the_tools_of_its_row_is_refused(
+    tmp_path: Path, name: str, arguments: dict[str, Any], tools: Any, message: str
+) -> None:
     path = tmp_path / "demos.jsonl"
-    path.write_text(json.dumps({"messages": TALK, "tools": [{"function": {"name": "dim"}}]}))
-    with pytest.raises(DataError, match="row 0: the column 'tools' lists dim, and the agent has switch"):
+    path.write_text(json.dumps(demonstration(name, arguments, tools)))
+    with pytest.raises(DataError, match=f"row 0: .*{message}"):
         read_demonstrations(byte_agent("unheard", tools=[Lamp]), path)
+
+
+def test_tools_of_a_row_are_refused_where_the_system_prompt_describes_tools(tmp_path: Path) -> None:
+    path = tmp_path / "demos.jsonl"
+    path.write_text(json.dumps(demonstration("dim", {}, [schema("dim")])))
+    agent = ReactAgent(template="chatml", backend=ScriptedBackend("x"), tools=[Lamp])
+    with pytest.raises(DataError, match="row 0: the column 'tools' lists dim, and the agent has switch"):
+        read_demonstrations(agent, path)
+
+
+def test_prompt_completion_and_sharegpt_are_demonstrations(tmp_path: Path) -> None:
+    look = {"name": "look", "description": "", "parameters": {"type": "object", "properties": {}}}
+    turns = [("human", "Sky?"), ("function_call", '{"name": "look", "arguments": {}}'), ("observation", "blue")]
+    conversation = [{"from": author, "value": text} for author, text in (*turns, ("gpt", "Blue."))]
+    trl, sharegpt = tmp_path / "trl.jsonl", tmp_path / "sharegpt.jsonl"
+    chat = {"prompt": [TALK[0]], "completion": TALK[1:4]}
+    trl.write_text(json.dumps({"prompt": "The sky is", "completion": " blue."}) + "\n" + json.dumps(chat))
+    sharegpt.write_text(json.dumps({"conversations": conversation, "tools": json.dumps([look])}))
+    agent = byte_agent("unheard", tools=[Lamp])
+    plain, chatted = read_demonstrations(agent, trl)
+    (looked,) = read_demonstrations(agent, sharegpt)
+    assert (plain.task.question, plain.prediction) == ("The sky is", "blue.")
+    assert [author for author, _ in texts(agent, chatted)] == ["task", "model", "tool", "model"]
+    assert texts(agent, looked)[1][1] == call("look") + "<|im_end|>"
 
 
 # ── every family of templates ──

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from agentfly import threads
 from agentfly.agent import BaseAgent
 from agentfly.backends.base import Backend, Request
 from agentfly.data import read_tasks
+from agentfly.data.formats import append_completion, read_tool_schemas
 from agentfly.environment import Environment
 from agentfly.errors import ConfigError, DataError, TemplateError
 from agentfly.resources import Leases
@@ -28,7 +31,7 @@ from agentfly.rollout.history import Transcript
 from agentfly.rollout.scheduler import validate_run
 from agentfly.segment import Author
 from agentfly.templates.template import Template
-from agentfly.tooling.schema import drop_nulls
+from agentfly.tooling.schema import convert_text, drop_nulls
 from agentfly.trajectory import StopReason, Trajectory, TurnRecord, chain_id
 from agentfly.types import Completion, FinishReason, Message, Sampling, Task, ToolCall
 
@@ -150,17 +153,18 @@ class _ExpertBackend(Backend):
 # ── from a file ──
 
 
-def read_demonstrations(agent: BaseAgent, path: str | Path) -> list[Trajectory]:
+def read_demonstrations(agent: BaseAgent, path: str | Path, **reading: Any) -> list[Trajectory]:
     """Read the conversations of a file as chains of the agent: rows with OpenAI `messages` that end with an answer.
 
-    The messages before the first reply are the task, to which the agent adds its system prompt and its tools.
+    The messages before the first reply are the task, to which the agent adds its system prompt and its tools. A row
+    with a column `tools` is rendered with these instead. `reading`: options of `read_tasks`.
     """
     demonstration_template(agent)
-    rows = read_tasks(path)
+    rows = read_tasks(path, **reading)
     out = []
     for number, row in enumerate(rows):
         try:
-            out.append(record_conversation(agent, row, number))
+            out.append(record_conversation(agent, append_completion(row), number))
         except (ConfigError, TemplateError) as error:
             raise DataError(f"{path}, row {number}: {error}") from error
     return out
@@ -171,7 +175,7 @@ def record_conversation(agent: BaseAgent, row: Task, group: int = 0) -> Trajecto
     first = next((at for at, message in enumerate(row.messages) if message.role == "assistant"), 0)
     if not first or row.messages[-1].role != "assistant":
         raise DataError("a demonstration must begin with the question and end with a reply of the assistant")
-    agent.toolbox.check_column(row)
+    agent = _with_tools_of_row(agent, row)
     task = Task(row.messages[:first], row.columns, row.id)
     transcript = Transcript(demonstration_template(agent))
     turns: list[TurnRecord] = []
@@ -191,14 +195,52 @@ def record_conversation(agent: BaseAgent, row: Task, group: int = 0) -> Trajecto
     return Trajectory(task, transcript.close(), tuple(turns), StopReason.ANSWER, row.messages[-1].text, group)
 
 
+def _with_tools_of_row(agent: BaseAgent, row: Task) -> BaseAgent:
+    """The agent with a template that shows the tools of the row's column `tools`; the agent itself without one."""
+    if not agent.native_tools:  # its system prompt describes its tools
+        agent.toolbox.check_column(row)
+        return agent
+    schemas = read_tool_schemas(row)
+    if schemas is None:
+        return agent
+    row_agent = copy.copy(agent)
+    row_agent.template = _load_row_template(agent.load_template, json.dumps(schemas))
+    return row_agent
+
+
+@lru_cache(maxsize=64)
+def _load_row_template(load_template: partial[Template], schemas: str) -> Template:
+    """Load a template for tools as JSON text. An audit takes a while, and most rows of a file have the same tools."""
+    return load_template(tools=json.loads(schemas))
+
+
+def _shown_parameters(agent: BaseAgent) -> dict[str, Mapping[str, Any]]:
+    """The parameters of the tools that the model is shown, by name: those of the row, or the agent's."""
+    schemas = demonstration_template(agent).tools if agent.native_tools else agent.toolbox.schemas
+    return {schema["function"]["name"]: schema["function"]["parameters"] for schema in schemas}
+
+
+def _check_arguments(agent: BaseAgent, name: str, arguments: Mapping[str, Any]) -> dict[str, Any] | str:
+    """The arguments as the tool parses them, or why it does not take them. A tool of the row is known by its schema."""
+    parameters = _shown_parameters(agent)[name]
+    for tool in agent.toolbox:
+        if tool.name == name and tool.arguments.schema == parameters:
+            return tool.arguments.check(arguments)
+    if missing := [required for required in parameters.get("required") or () if required not in arguments]:
+        return f"the arguments of {name!r} do not fit: {missing[0]!r} is missing"
+    return convert_text(arguments, parameters)
+
+
 def _drop_nulls(agent: BaseAgent, reply: Message) -> Message:
     """The reply without null arguments that the tools do not take. Raises DataError where a tool needs the argument."""
-    tools = {tool.name: tool.arguments for tool in agent.toolbox}
+    tools = _shown_parameters(agent)
     calls = []
     for call in reply.tool_calls:
         if call.name in tools:
-            arguments = drop_nulls(call.arguments, tools[call.name].schema)
-            if arguments != call.arguments and isinstance(problem := tools[call.name].check(arguments), str):
+            arguments = drop_nulls(call.arguments, tools[call.name])
+            if arguments != call.arguments and isinstance(
+                problem := _check_arguments(agent, call.name, arguments), str
+            ):
                 raise DataError(f"without its null arguments, a call is incomplete: {problem.removeprefix('Error: ')}")
             call = replace(call, arguments=arguments)
         calls.append(call)
@@ -223,9 +265,10 @@ def completion_from_reply(agent: BaseAgent, reply: Message) -> Completion:
     for call in reply.tool_calls:
         if call.problem:
             raise DataError(f"a call of {call.name!r} cannot be read: {call.problem}")
-        if call.name not in agent.toolbox.names:
-            names = ", ".join(agent.toolbox.names) or "none"
-            raise DataError(f"it calls {call.name!r}, which is not a tool of the agent; there are {names}")
+        if call.name not in (tools := _shown_parameters(agent)):
+            names = ", ".join(tools) or "none"
+            owner = "agent" if list(tools) == agent.toolbox.names else "row"
+            raise DataError(f"it calls {call.name!r}, which is not a tool of the {owner}; there are {names}")
     template = demonstration_template(agent)
     ids = template.write(agent.write_reply(reply))
     completion = Completion(ids, [0.0] * len(ids), [NO_WEIGHT_VERSION] * len(ids), FinishReason.STOP)
@@ -244,9 +287,9 @@ def completion_from_reply(agent: BaseAgent, reply: Message) -> Completion:
 
 def _validate_calls(agent: BaseAgent, calls: Sequence[tuple[str, dict[str, Any]]]) -> list[tuple[str, Any]]:
     """The calls with their arguments as the tools parse them: some formats write every argument as text."""
-    tools = {tool.name: tool for tool in agent.toolbox}
+    tools = _shown_parameters(agent)
     out = []
     for name, arguments in calls:
-        parsed = tools[name].arguments.check(arguments) if name in tools else "unknown"
+        parsed = _check_arguments(agent, name, arguments) if name in tools else "unknown"
         out.append((name, arguments if isinstance(parsed, str) else parsed))  # text is an error message
     return out
