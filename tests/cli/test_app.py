@@ -69,6 +69,15 @@ def test_dataset_rows(recipe: Path, tmp_path: Path) -> None:
     assert "Question 3?" not in run.stdout
 
 
+def test_question_names_a_column_of_the_data(recipe: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data.jsonl"
+    data.write_text(json.dumps({"problem": "What is 6 times 7?", "question": "other"}) + "\n")
+    run = run_command("run", recipe, "--data", data, "--question", "problem")
+    assert "What is 6 times 7?" in run.stdout
+    run = run_command("run", recipe, "--data", data, "-q", "task")
+    assert "no column 'task' to take the question from; the row has 'problem', 'question'" in run.stderr
+
+
 def test_demo_recipe_shows_successes_and_failures() -> None:
     run = run_command("run", "counter")
     assert run.returncode == 0, run.stderr
@@ -103,7 +112,10 @@ def test_recipe_without_agent_or_tasks_is_rejected(recipe: Path, tmp_path: Path)
     assert "must define `agent`" in run_command("run", empty, "-q", "x").stderr
     assert "there is nothing to run" in run_command("run", recipe).stderr
     assert "cannot be set from outside" in run_command("run", recipe, "--model", "m", "-q", "x").stderr
-    assert "give one" in run_command("run", recipe, "-q", "x", "--data", "y.json").stderr
+    assert (
+        "--format, --rename without a file of tasks"
+        in run_command("run", recipe, "-q", "x", "--format", "verl", "--rename", "a=b").stderr
+    )
 
 
 def test_unknown_subcommand_is_answered_with_those_that_exist() -> None:

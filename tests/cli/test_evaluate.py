@@ -84,6 +84,26 @@ def test_data_file_replaces_recipe_tasks(recipe: Path, tmp_path: Path) -> None:
     assert json.loads(invoke(recipe, "--row", "0:2", "--json").stdout)["tasks"] == 2  # of the recipe's own
 
 
+def test_rows_of_verl_are_evaluated(recipe: Path, tmp_path: Path) -> None:
+    data = tmp_path / "verl.jsonl"
+    rows = [
+        {"prompt": [{"role": "user", "content": f"{i}?"}], "reward_model": {"ground_truth": "4"}, "topic": "sums"}
+        for i in range(5)
+    ]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe.write_text(recipe.read_text().replace("answer", "ground_truth"))
+    invoked = invoke(recipe, "--data", data, "--limit", 3, "--rename", "topic=kind", "--by", "kind", "--json")
+    figures = json.loads(invoked.stdout)
+    assert (figures["tasks"], figures["unscored"]) == (3, 0)
+    assert "sums" in invoked.stdout
+    with pytest.raises(ConfigError, match="line 1: it is not a row of sharegpt"):
+        invoke(recipe, "--data", data, "--format", "sharegpt")
+    with pytest.raises(ConfigError, match="--rename topic: write OLD=NEW"):
+        invoke(recipe, "--data", data, "--rename", "topic")
+    with pytest.raises(ConfigError, match="--limit without a file of tasks to read: give --data"):
+        invoke(recipe, "--limit", 3)
+
+
 NOWHERE = RECIPE.replace('"template": "chatml", "backend": "scripted", "backend_config": {"script": script}, ', "")
 """The same recipe, with a model that only the command line names."""
 

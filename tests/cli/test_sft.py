@@ -153,6 +153,18 @@ def test_sft_on_file(recipe: Path, tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert (tmp_path / "learned" / "model.safetensors").exists()
 
 
+def test_sft_on_a_saved_dataset(recipe: Path, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    row = {"prompt": "2 + 2?", "completion": " 4"}
+    splits = {"train": datasets.Dataset.from_list([row, row]), "test": datasets.Dataset.from_list([row])}
+    datasets.DatasetDict(splits).save_to_disk(tmp_path / "saved")
+    flags = ["--demos", tmp_path / "saved", "--split", "train", "--steps", 1]
+    result = invoke(recipe, *flags, "--out", tmp_path / "learned")
+    assert "2 demonstrations to imitate, 0 held out" in result.stdout
+    with pytest.raises(ConfigError, match="it is not a row of sharegpt"):
+        invoke(recipe, *flags, "--format", "sharegpt", "--out", tmp_path / "more")
+
+
 def test_dropped_demonstrations_are_reported(recipe: Path, tmp_path: Path) -> None:
     spoiled = tmp_path / "spoiled.py"
     spoiled.write_text(recipe.read_text() + "tasks[0]['answer'] = 'nothing'\n")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import typer
+
+from agentfly.errors import ConfigError
 
 Row = Annotated[str | None, typer.Option(help="Tasks of the file or recipe: 0:10 (the first ten), 3, or an id.")]
 TemplateName = Annotated[str | None, typer.Option(help="Chat template by name; default: the tokenizer's own.")]
@@ -14,3 +17,25 @@ Temperature = Annotated[float | None, typer.Option(help="Sampling temperature; 0
 MaxTokens = Annotated[
     int | None, typer.Option(help="Maximum number of tokens in a turn; default: that of the recipe, or 1024.")
 ]
+
+Question = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the file that is the question.")]
+RowFormat = Annotated[
+    str | None, typer.Option("--format", help="Row format: agentfly, verl, trl or sharegpt; default: detected.")
+]
+Rename = Annotated[
+    list[str] | None, typer.Option(metavar="OLD=NEW", help="Rename a column of the file. May be repeated.")
+]
+Split = Annotated[str | None, typer.Option(help="Split of a Hugging Face dataset.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Read only the first N rows; a hub dataset is then streamed.")]
+
+
+def reading_options(
+    question: str | None, row_format: str | None, rename: Sequence[str] | None, split: str | None, limit: int | None
+) -> dict[str, Any]:
+    """The options of `read_tasks` that were given."""
+    pairs = [(pair, *pair.split("=", 1)) for pair in rename or () if "=" in pair.strip("=")]
+    if bad := set(rename or ()) - {pair for pair, *_ in pairs}:
+        raise ConfigError(f"--rename {sorted(bad)[0]}: write OLD=NEW")
+    options = {"question": question, "format": row_format, "split": split, "limit": limit}
+    options["rename"] = {old: new for _, old, new in pairs} or None  # type: ignore[assignment]
+    return {name: value for name, value in options.items() if value is not None}

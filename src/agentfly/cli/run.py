@@ -65,17 +65,19 @@ class AgentRun:
         row: str | None = None,
         sampling: Mapping[str, Any] | None = None,
         options: Mapping[str, Any] | None = None,
+        reading: Mapping[str, Any] | None = None,
     ) -> AgentRun:
-        """Return a copy with values from the command line; None keeps a value."""
-        if question is not None and data is not None:
-            raise ConfigError("--question and --data both select tasks; give one")
+        """Return a copy with values from the command line; None keeps a value. `reading`: how `data` is read."""
+        if reading and data is None:
+            names = ", ".join(f"--{name}" for name in reading)
+            raise ConfigError(f"{names} without a file of tasks to read: give --data")
         tasks = self.tasks
         if question is not None:
             # Arguments are UTF-8, whatever the locale.
             decoded = question.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
             tasks = (Task.of(decoded, "0"),)
         elif data is not None:
-            tasks = tuple(read_tasks(data))
+            tasks = tuple(read_tasks(data, **(reading or {})))
         if not tasks:
             raise ConfigError("there is nothing to run: give --question or --data, or `tasks` in the recipe")
         if row is not None:

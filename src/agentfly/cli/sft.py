@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -19,6 +19,7 @@ from agentfly.agent import BaseAgent
 from agentfly.cli.console import print_text
 from agentfly.cli.recipes import Recipe
 from agentfly.cli.run import AgentRun, load_recipe
+from agentfly.data.huggingface import is_dataset
 from agentfly.errors import ConfigError
 from agentfly.models import resolve, tiny
 from agentfly.runs.progress import ProgressSteps
@@ -38,7 +39,7 @@ class SftConfig:
 
     out: Path
     demos: Path | None = None
-    """File of conversations; None uses the environment's expert."""
+    """File or dataset of conversations; None uses the environment's expert."""
     expert: int | None = None
     """Number of tasks that the expert demonstrates, from the recipe's first on; None reads a file."""
     threshold: float = 1.0
@@ -55,11 +56,13 @@ class SftConfig:
     save_every: int | None = None
     """Interval in steps at which the model is also written, to `OUT-STEP`; None writes it only at the end."""
     seed: int = 0
+    reading: Mapping[str, Any] = field(default_factory=dict)
+    """Options of `read_tasks`, for the demonstrations or else the expert's tasks."""
 
     def __post_init__(self) -> None:
         if (self.demos is None) == (self.expert is None):
             raise ConfigError("give --demos with a file of conversations, or --expert with a number of tasks")
-        if self.demos is not None and not self.demos.is_file():
+        if self.demos is not None and not (self.demos.is_file() or is_dataset(self.demos)):
             raise ConfigError(f"--demos: there is no file {self.demos}")
         if self.expert is not None and self.expert < 1:
             raise ConfigError(f"--expert is a number of tasks, at least 1, not {self.expert}")
@@ -115,7 +118,8 @@ def new_model(recipe: Recipe, data: Path | None, config: SftConfig) -> Iterator[
         model = Path(folder, "new")
         tiny.build_new(byte_model, (), context=1 << 20)
         run = load_recipe(recipe, {"model_name_or_path": str(byte_model)}, without_model=True)
-        run = run.override(data=data) if data is not None else run
+        if data is not None:
+            run = run.override(data=data, reading=config.reading if config.demos is None else None)
         demos = asyncio.run(_collect_demonstrations(run, sample, lambda _: None))
         decode = demonstration_template(run.agent).codec.decode
         spans = [span for chain in demos for segment in chain.segments for span in segment.spans]
@@ -177,7 +181,7 @@ async def _collect_demonstrations(
     """Return the demonstrations. Closes the agent: training needs the memory of its engine."""
     try:
         if config.demos is not None:
-            return read_demonstrations(run.agent, config.demos)
+            return read_demonstrations(run.agent, config.demos, **config.reading)
         assert config.expert is not None
         if len(run.tasks) < config.expert:
             raise ConfigError(f"--expert {config.expert}, but there are {len(run.tasks)} tasks; give --data or fewer")

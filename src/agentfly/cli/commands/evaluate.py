@@ -7,7 +7,20 @@ from typing import Annotated, Any
 
 import typer
 
-from agentfly.cli.options import BaseUrl, MaxTokens, MaxTurns, Row, Temperature, TemplateName
+from agentfly.cli.options import (
+    BaseUrl,
+    Limit,
+    MaxTokens,
+    MaxTurns,
+    Question,
+    Rename,
+    Row,
+    RowFormat,
+    Split,
+    Temperature,
+    TemplateName,
+    reading_options,
+)
 from agentfly.cli.recipes import find_recipe, is_recipe
 from agentfly.cli.serve import KVMemory
 
@@ -19,6 +32,11 @@ def evaluate(
     data: Annotated[
         Path | None, typer.Option(help="File of held-out tasks; default: the recipe's `eval_tasks`.")
     ] = None,
+    question: Question = None,
+    row_format: RowFormat = None,
+    rename: Rename = None,
+    split: Split = None,
+    limit: Limit = None,
     row: Row = None,
     chains: Annotated[int | None, typer.Option("--chains", "-n", help="Chains per task: the k of pass@k.")] = None,
     greedy: Annotated[bool, typer.Option("--greedy", help="Add one chain per task at temperature 0.")] = False,
@@ -72,6 +90,7 @@ def evaluate(
         agent_run = running.load_recipe(recipe, flags, ("eval_tasks", "tasks"))
     else:
         agent_run = running.build_run({"model_name_or_path": recipe_or_model, **flags})
-    agent_run = agent_run.override(data=data, row=row, sampling=sampling, options=options)
+    reading = reading_options(question, row_format, rename, split, limit)
+    agent_run = agent_run.override(data=data, row=row, sampling=sampling, options=options, reading=reading)
     result = evaluating.run_evaluation(agent_run, eval_options, as_json=as_json)
     raise typer.Exit(1 if evaluating.has_no_scores(result) else 0)

@@ -7,7 +7,19 @@ from typing import Annotated
 
 import typer
 
-from agentfly.cli.options import BaseUrl, MaxTokens, MaxTurns, Row, Temperature, TemplateName
+from agentfly.cli.options import (
+    BaseUrl,
+    Limit,
+    MaxTokens,
+    MaxTurns,
+    Rename,
+    Row,
+    RowFormat,
+    Split,
+    Temperature,
+    TemplateName,
+    reading_options,
+)
 from agentfly.cli.recipes import find_recipe
 from agentfly.cli.serve import KVMemory
 
@@ -16,8 +28,17 @@ def run(
     recipe: Annotated[
         str | None, typer.Argument(help="Recipe: a name, or a Python file with `agent`; optional: `tasks`, `options`.")
     ] = None,
-    question: Annotated[str | None, typer.Option("--question", "-q", help="Question to ask.")] = None,
-    data: Annotated[Path | None, typer.Option(help="File of tasks: JSON, JSON lines, CSV or parquet.")] = None,
+    question: Annotated[
+        str | None,
+        typer.Option("--question", "-q", help="Question to ask; with --data, the column that is the question."),
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Tasks: a JSON, JSON lines, CSV or parquet file, or a Hugging Face dataset.")
+    ] = None,
+    row_format: RowFormat = None,
+    rename: Rename = None,
+    split: Split = None,
+    limit: Limit = None,
     row: Row = None,
     model: Annotated[str | None, typer.Option(help="Local folder, hub name, or model name of a server.")] = None,
     agent: Annotated[str | None, typer.Option(help="hf (the default), react, code, action or vision.")] = None,
@@ -49,6 +70,9 @@ def run(
     agent_run = running.build_run(flags) if selected is None else running.load_recipe(selected, flags)
     sampling = {"temperature": temperature, "max_tokens": max_tokens}
     options = {"max_turns": max_turns, "num_chains": num_chains, "seed": seed}
-    agent_run = agent_run.override(question, data, row, sampling=sampling, options=options)
+    reading = reading_options(question if data is not None else None, row_format, rename, split, limit)
+    agent_run = agent_run.override(
+        question if data is None else None, data, row, sampling=sampling, options=options, reading=reading
+    )
     result = running.run_and_show(agent_run, tokens=tokens, save=save)
     raise typer.Exit(1 if running.has_only_failures(result) else 0)

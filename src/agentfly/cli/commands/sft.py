@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from agentfly.cli.options import TemplateName
+from agentfly.cli.options import Limit, Question, Rename, RowFormat, Split, TemplateName, reading_options
 from agentfly.cli.recipes import find_recipe
 
 
@@ -17,13 +17,18 @@ def sft(
         str, typer.Argument(help="Recipe: a name, or a Python file with `agent`; optional: `tasks`, `options`.")
     ],
     out: Annotated[Path, typer.Option(help="Folder to write the model to.")],
-    demos: Annotated[Path | None, typer.Option(help="File of demonstrations: rows with `messages`.")] = None,
+    demos: Annotated[Path | None, typer.Option(help="Demonstrations: a file or dataset of conversations.")] = None,
     expert: Annotated[
         int | None, typer.Option(help="Number of tasks that the environment's expert demonstrates.")
     ] = None,
     data: Annotated[
         Path | None, typer.Option(help="File of tasks for the expert; default: the recipe's `tasks`.")
     ] = None,
+    question: Question = None,
+    row_format: RowFormat = None,
+    rename: Rename = None,
+    split: Split = None,
+    limit: Limit = None,
     threshold: Annotated[float, typer.Option(help="Minimum reward of an expert's chain to be used.")] = 1.0,
     model: Annotated[
         str | None,
@@ -54,6 +59,7 @@ def sft(
     running.require_torch("sft")
     from agentfly.cli.sft import NEW, SftConfig, new_model, report_interrupt, run_sft
 
+    reading = reading_options(question, row_format, rename, split, limit)
     config = SftConfig(
         out,
         demos,
@@ -67,11 +73,12 @@ def sft(
         train_tower=train_tower,
         save_every=save_every,
         seed=seed,
+        reading=reading,
     )
     with report_interrupt(config), new_model(source, data, config) if model == NEW else nullcontext(model) as name:
         agent_run = running.load_recipe(
             source, running.drop_unset(model_name_or_path=name, template=template), without_model=True
         )
-        if data is not None:
-            agent_run = agent_run.override(data=data)
+        if data is not None or (reading and demos is None):
+            agent_run = agent_run.override(data=data, reading=reading if demos is None else None)
         run_sft(agent_run, config)
