@@ -76,6 +76,10 @@ def test_a_folder_of_task_folders_is_a_dataset(tmp_path: Path) -> None:
         ({"config": '[[steps]]\nname = "one"'}, "has several steps, which are not supported"),
         ({"config": '[environment.healthcheck]\ncommand = "true"'}, "declares environment.healthcheck"),
         ({"files": {"environment/docker-compose.yaml": ""}}, "only tasks of one container are supported"),
+        ({"config": '[environment]\nmemory = "infG"'}, "a size is finite"),
+        ({"config": "x = " + "[" * 5000}, "task.toml cannot be read"),
+        ({"config": "artifacts = [{}]"}, "task.toml: artifacts"),
+        ({"config": "[[verifier.collect]]"}, "verifier.collect"),
         ({"config": '[verifier]\nuser = "root"'}, "runs its verifier as user 'root' and its agent as another"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -87,6 +91,22 @@ def test_what_is_not_supported_is_refused_with_its_reason(
     with pytest.raises(DataError) as error:
         read_tasks(tmp_path)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["instruction.md", "tests/data.txt", "environment/data"])
+def test_links_to_files_of_the_host_are_refused(tmp_path: Path, name: str) -> None:
+    """The agent would see them in its session, or in its prompt."""
+    (tmp_path / "secrets").mkdir()
+    (tmp_path / "secrets" / "key").write_text("secret")
+    folder = write_task(tmp_path / "tasks", files={"environment/here.txt": "x"})
+    (folder / "environment" / "inside").symlink_to("../tests/test.sh")
+    linked = tmp_path / "linked"
+    linked.symlink_to(folder)
+    assert TaskFiles.read(linked).files_in("environment")["inside"].startswith(b"#!")
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(tmp_path / "secrets" if name == "environment/data" else tmp_path / "secrets" / "key")
+    with pytest.raises(DataError, match=f"has the link {name} to a file outside of it"):
+        TaskFiles.read(folder)
 
 
 def test_keys_without_effect_are_listed(tmp_path: Path) -> None:
@@ -104,7 +124,7 @@ def test_the_working_folder_is_that_of_the_dockerfile(tmp_path: Path) -> None:
 def test_rewards_are_finite_numbers() -> None:
     assert to_rewards(0.25) == {"reward": 0.25}
     assert to_rewards({"a": 1, "b": 0}) == {"reward": 0.5, "a": 1.0, "b": 0.0}
-    for value in ({}, [1], "1", None, {"reward": "1"}, {"reward": 1, "x": float("inf")}, float("nan")):
+    for value in ({}, [1], "1", None, {"reward": "1"}, {"reward": 1, "x": float("inf")}, float("nan"), 10**400):
         with pytest.raises(ValueError, match=r".+"):
             to_rewards(value)
 

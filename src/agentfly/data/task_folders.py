@@ -13,7 +13,9 @@ listed by `TaskFiles.ignored_keys`.
 from __future__ import annotations
 
 import enum
+import math
 import os
+import posixpath
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -52,7 +54,10 @@ def _parse_size(value: Any) -> Any:
         return value
     if value[-1:].upper() not in _SIZES:
         raise ValueError('a size has a unit, such as "2G" or "512M"')
-    return int(float(value[:-1]) * _SIZES[value[-1].upper()])
+    size = float(value[:-1]) * _SIZES[value[-1].upper()]
+    if not math.isfinite(size):
+        raise ValueError("a size is finite")
+    return int(size)
 
 
 _MebiBytes = Annotated[int | None, BeforeValidator(_parse_size), Field(ge=1)]
@@ -94,6 +99,16 @@ class EnvironmentTable(_Table):
         return self.network_mode or NetworkMode.PUBLIC
 
 
+class CollectTable(_Table):
+    command: str
+    service: str = "main"
+    timeout_sec: _Seconds = 60.0
+
+
+class ArtifactTable(_Table):
+    source: str
+
+
 class VerifierTable(_Table):
     timeout_sec: _Seconds = 600.0
     env: dict[str, str] = {}
@@ -101,7 +116,7 @@ class VerifierTable(_Table):
     network_mode: NetworkMode | None = None
     environment_mode: VerifierMode | None = None
     environment: EnvironmentTable | None = None
-    collect: list[dict[str, Any]] = []
+    collect: list[CollectTable] = []
 
     @property
     def mode(self) -> VerifierMode:
@@ -128,7 +143,7 @@ class TaskConfig(_Table):
     verifier: VerifierTable = VerifierTable()
     environment: EnvironmentTable = EnvironmentTable()
     solution: SolutionTable = SolutionTable()
-    artifacts: list[str | dict[str, Any]] = []
+    artifacts: list[str | ArtifactTable] = []
     steps: list[dict[str, Any]] | None = None
     multi_step_reward_strategy: str | None = None
 
@@ -145,12 +160,17 @@ class TaskFiles:
     def read(cls, folder: Path) -> TaskFiles:
         """Read a task folder. Raises DataError for what is missing, malformed or not supported."""
         path = folder / "task.toml"
+        if link := next(_find_links_outside(folder), None):
+            raise DataError(
+                f"the task folder {folder} has the link {link.relative_to(folder)} to a file outside of it, which the "
+                "agent could read; copy the folder with the files behind its links (cp -rL) if they belong to the task"
+            )
         try:
             config = TaskConfig.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
             instruction = (folder / "instruction.md").read_text(encoding="utf-8")
         except FileNotFoundError as error:
             raise DataError(f"the task folder {folder} has no {Path(error.filename).name}") from error
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
             raise DataError(f"{path} cannot be read: {error}") from error
         except ValidationError as error:
             raise DataError(f"{path}: {describe_invalid(error, with_input=True)}") from error
@@ -188,8 +208,8 @@ class TaskFiles:
     @property
     def artifacts(self) -> list[str]:
         """Absolute paths that a separate verifier gets."""
-        sources = [entry if isinstance(entry, str) else str(entry["source"]) for entry in self.config.artifacts]
-        return [str(PurePosixPath(self.workdir) / source) for source in sources] + ["/logs/artifacts"]
+        sources = [entry if isinstance(entry, str) else entry.source for entry in self.config.artifacts]
+        return [posixpath.normpath(posixpath.join(self.workdir, source)) for source in sources] + ["/logs/artifacts"]
 
     def files_in(self, name: str) -> dict[str, bytes]:
         """The files of a folder of the task by path, without those that make an image."""
@@ -237,12 +257,20 @@ class TaskFiles:
             yield "has tests/Dockerfile, an image for the verifier alone, which is not supported"
         if verifier.mode is VerifierMode.SHARED and verifier.environment is not None:
             yield 'has [verifier.environment] with environment_mode = "shared"; the two exclude each other'
-        if any(hook.get("service", "main") != "main" for hook in verifier.collect):
+        if any(hook.service != "main" for hook in verifier.collect):
             yield "collects from another service than main, which is not supported"
         if compose := next((name for name in _COMPOSE if (self.folder / "environment" / name).exists()), None):
             yield f"has environment/{compose}; only tasks of one container are supported"
         if verifier.user not in (None, self.config.agent.user) and verifier.mode is VerifierMode.SHARED:
             yield f"runs its verifier as user {verifier.user!r} and its agent as another, which is not supported"
+
+
+def _find_links_outside(folder: Path) -> Iterator[Path]:
+    """The links that leave a task folder. A task is often somebody else's, and could name any file of the host."""
+    root = folder.resolve()
+    for path in folder.rglob("*"):
+        if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(root):
+            yield path
 
 
 def find_task_folders(root: Path) -> list[Path]:

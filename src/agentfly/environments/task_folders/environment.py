@@ -222,7 +222,7 @@ class TaskFolder(SandboxFiles):
             await self.session.shell("kill -9 -1")
             return await self._run_verifier(self.session)
         for hook in config.verifier.collect:
-            await self.session.shell(self._script(hook["command"]), float(hook.get("timeout_sec", 60)))
+            await self.session.shell(self._script(hook.command), hook.timeout_sec)
         paths = shlex.join(path.lstrip("/") for path in self.task_files.artifacts)
         # Missing artifacts are left out: the verifier sees that they are not there.
         listing = f'cd / && for path in {paths}; do [ -e "$path" ] && printf \'%s\\n\' "$path"; done'
