@@ -54,7 +54,7 @@ class SandboxEnvironment(Environment):
 
     async def start(self) -> None:
         self._sandbox = await shared_sandbox(self.mechanism)
-        self._session = await self._sandbox.open_session(self.limits)
+        self._session = await self._sandbox.open_session(self._session_limits)
         self._unused = True
 
     async def check(self) -> None:
@@ -73,6 +73,11 @@ class SandboxEnvironment(Environment):
         assert self._session is not None
         return self._session
 
+    @property
+    def _session_limits(self) -> Limits:
+        """Limits of every session of the current chain, also of one that replaces another."""
+        return self.limits
+
     async def _reset_session(self) -> None:
         """Provide a new session with the task's files."""
         if self._unused:
@@ -83,7 +88,7 @@ class SandboxEnvironment(Environment):
 
     async def _replace_session(self) -> None:
         await self.session.close()
-        self._session = await self._sandbox.open_session(self.limits)
+        self._session = await self._sandbox.open_session(self._session_limits)
         await self._write_files(self.session)
 
     async def _write_files(self, session: Session) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from agentfly.agents import ExternalAgent, HFAgent
 from agentfly.backends.scripted import ScriptedBackend
 from agentfly.data import read_tasks
 from agentfly.environments import TaskFolder
+from agentfly.environments.task_folders.environment import filter_archive
 from agentfly.rewards import verified
 from agentfly.sandbox import SandboxUnavailable, open_sandbox
 from agentfly.trajectory import FailureKind, Trajectory
@@ -126,6 +129,101 @@ async def test_breaking_the_verifier_earns_nothing_and_is_scored(tmp_path: Path)
     assert chain.reward == 0.0, chain.failures
     assert chain.score is not None
     assert chain.score.metrics["verifier_broken"] == 1.0
+
+
+BREAK_ARTIFACTS = {
+    "too large": "head -c 70000000 /dev/zero > kept/big",
+    "a folder in the way": "mkdir /logs/artifacts.tar",
+    "linked folder": "mkdir /tmp/x; rm -rf /session/logs; ln -s /tmp/x /session/logs",
+}
+USE_UP_MEMORY = "(sleep 1; head -c 400000000 /dev/zero > x) > /dev/null 2>&1 & sleep 3"
+
+
+@pytest.mark.parametrize("command", BREAK_ARTIFACTS.values(), ids=BREAK_ARTIFACTS)
+async def test_artifacts_that_cannot_be_taken_earn_nothing_and_are_scored(tmp_path: Path, command: str) -> None:
+    folder = write_task(tmp_path, config=f'artifacts = ["kept"]\n{SEPARATE}')
+    chain = await run_chain(folder, f"mkdir kept; {command}")
+    assert chain.reward == 0.0, chain.failures
+
+
+async def test_ending_the_session_earns_nothing_and_is_scored(tmp_path: Path) -> None:
+    """Its files use up the memory, where the kernel kills even the first process."""
+    folder = write_task(tmp_path, config="[environment]\nmemory_mb = 128\nstorage_mb = 1000\n")
+    chain = await run_chain(folder, USE_UP_MEMORY)
+    assert chain.reward == 0.0, chain.failures
+
+
+async def test_a_replaced_session_has_the_limits_of_the_task(tmp_path: Path) -> None:
+    folder = write_task(tmp_path, config="[environment]\nmemory_mb = 128\nstorage_mb = 1000\n")
+    fill, size = "head -c 400000000 /dev/zero > x", "df -m /app | tail -1 | tr -s ' ' | cut -d ' ' -f 2"
+    chain = await run_chain(folder, fill, fill, size)
+    assert any("A fresh session was started" in text for text in observations(chain))
+    assert observations(chain)[-1] == "1000"
+
+
+@pytest.mark.parametrize("value", ["'[' * 60_000", "'1' + '0' * 4000"], ids=["nested", "huge"])
+async def test_reward_files_that_python_cannot_hold_are_not_valid(tmp_path: Path, value: str) -> None:
+    folder = write_task(
+        tmp_path,
+        tests="#!/bin/bash\npython3 check.py > /logs/verifier/reward.json\n",
+        files={"environment/check.py": "print(0)"},
+    )
+    chain = await run_chain(folder, f'echo "print({value})" > check.py')
+    assert chain.reward == 0.0, chain.failures
+    assert chain.score is not None
+    assert chain.score.metrics["verifier_broken"] == 1.0
+
+
+async def test_artifacts_are_packed_while_processes_and_links_are_broken(tmp_path: Path) -> None:
+    """An honest chain: it leaves a server that writes a log, a link to nowhere and a file that nobody reads."""
+    tests = (
+        "#!/bin/bash\n[ -f kept/done ] && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt\n"
+    )
+    folder = write_task(tmp_path, config=f'artifacts = ["kept"]\n{SEPARATE}', tests=tests)
+    chain = await run_chain(
+        folder,
+        "mkdir kept; cd kept; touch done locked; chmod 000 locked; ln -s nowhere link; mkfifo pipe",
+        "(while :; do head -c 100000 /dev/zero >> log; sleep .01; done) > /dev/null 2>&1 & echo",
+    )
+    assert chain.reward == 1.0, chain.failures
+
+
+def pack(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        for info, data in members:
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return archive.getvalue()
+
+
+def make_member(name: str, kind: bytes = tarfile.REGTYPE, *, linkname: str = "", mode: int = 0o644) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname, info.mode = kind, linkname, mode
+    return info
+
+
+async def test_a_forged_archive_holds_declared_files_only() -> None:
+    """In a container the agent is root, and can replace `tar`."""
+    archive = pack(
+        (make_member("app/kept", tarfile.DIRTYPE, mode=0o755), b""),
+        (make_member("app/kept/a", mode=0o4755), b"a"),
+        (make_member("app/kept/b", tarfile.LNKTYPE, linkname="app/kept/a"), b""),
+        (make_member("app/kept/\nüñ" + "x" * 200), b"c"),
+        (make_member("app/kept/c", tarfile.LNKTYPE, linkname="bin/bash"), b""),
+        (make_member("app/kept/d", tarfile.SYMTYPE, linkname="/bin"), b""),
+        (make_member("app/kept/../../bin/bash"), b"x"),
+        (make_member("app/kept/e", tarfile.CHRTYPE), b""),
+        (make_member("app/keptx"), b"x"),
+        (make_member("bin/bash"), b"x"),
+        (make_member("/bin/bash"), b"x"),
+    )
+    with tarfile.open(fileobj=io.BytesIO(filter_archive(archive, ["/app/kept"]))) as tar:
+        assert tar.getnames() == ["app/kept", "app/kept/a", "app/kept/b", "app/kept/\nüñ" + "x" * 200]
+        assert tar.getmember("app/kept/a").mode == 0o755
+        content = tar.extractfile("app/kept/b")
+        assert content is not None
+        assert content.read() == b"a"
 
 
 @pytest.mark.parametrize(

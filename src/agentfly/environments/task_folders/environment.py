@@ -9,13 +9,16 @@ that breaking it costs nothing.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 import posixpath
 import shlex
+import sys
+import tarfile
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
@@ -34,7 +37,7 @@ from agentfly.environment import Pool, Recycle
 from agentfly.environments.code_interpreter import TOOL_TIMEOUT, SandboxFiles
 from agentfly.environments.data import validate_split
 from agentfly.errors import ConfigError, DataError
-from agentfly.sandbox import EndReason, FileAccessError, Limits, Sandbox, Session
+from agentfly.sandbox import EndReason, FileAccessError, Limits, Sandbox, Session, SessionClosed
 from agentfly.sandbox.mechanisms import STRONG, shared_sandbox
 from agentfly.sandbox.mounts import TASK_FOLDERS
 from agentfly.scoring import reward
@@ -111,7 +114,7 @@ class TaskFolder(SandboxFiles):
         self._agent_seconds = 0.0
         self._workdir = self.task_files.workdir
         self._sandbox = await self._open_sandbox(self.task_files.config.environment)
-        self._session = await self._sandbox.open_session(self._task_limits)
+        self._session = await self._sandbox.open_session(self._session_limits)
         await self._write_files(self.session)
 
     async def _open_sandbox(self, table: EnvironmentTable) -> Sandbox:
@@ -139,7 +142,7 @@ class TaskFolder(SandboxFiles):
         return await shared_sandbox(container)
 
     @property
-    def _task_limits(self) -> Limits:
+    def _session_limits(self) -> Limits:
         config = self.task_files.config
         return Limits(
             seconds=max(self.limits.seconds, config.verifier.timeout_sec, config.agent.timeout_sec or 0),
@@ -208,8 +211,8 @@ class TaskFolder(SandboxFiles):
         if self._scores is None:
             try:
                 self._scores = await self._verify()
-            except VerifierError:
-                # Raises again if it is the task's fault.
+            except (VerifierError, FileAccessError, SessionClosed):
+                # Raises again if it is the task's fault, or if no session can be opened any more.
                 async with self._verifier_session() as session:
                     await self._run_verifier(session)
                 self._scores = {"reward": 0.0, "verifier_broken": 1.0}
@@ -218,29 +221,52 @@ class TaskFolder(SandboxFiles):
     async def _verify(self) -> dict[str, float]:
         config = self.task_files.config
         if config.verifier.mode is VerifierMode.SHARED:
-            # A process of the agent could change files while the verifier runs.
-            await self.session.shell("kill -9 -1")
+            await self._kill_processes()
             return await self._run_verifier(self.session)
         for hook in config.verifier.collect:
             await self.session.shell(self._script(hook.command), hook.timeout_sec)
-        paths = shlex.join(path.lstrip("/") for path in self.task_files.artifacts)
+        await self._kill_processes()
+        artifacts = await self._pack_artifacts()
+        async with self._verifier_session() as session:
+            if artifacts:
+                await session.put(locate(session, f"/logs/{_ARCHIVE}"), artifacts)
+                await session.shell(f"tar -xf /logs/{_ARCHIVE} -C / --no-same-owner; rm -f /logs/{_ARCHIVE}")
+            return await self._run_verifier(session)
+
+    async def _kill_processes(self) -> None:
+        """End the agent's processes, which could change files while the verifier runs or artifacts are packed."""
+        outcome = await self.session.shell("kill -9 -1")
+        # Where the agent uses up all processes, the command itself is not started.
+        if outcome.status != 0:
+            raise VerifierError(f"the agent's processes cannot be killed: {outcome.text[-500:]}")
+
+    async def _pack_artifacts(self) -> bytes:
+        """The declared artifacts as a tar archive. Empty if none can be packed."""
+        names = self.task_files.artifacts
+        paths = shlex.join(path.lstrip("/") for path in names)
         # Missing artifacts are left out: the verifier sees that they are not there.
         listing = f'cd / && for path in {paths}; do [ -e "$path" ] && printf \'%s\\n\' "$path"; done'
         archive = locate(self.session, f"/logs/{_ARCHIVE}")
-        outcome = await self.session.shell(f"{listing} | tar -chf /tmp/{_ARCHIVE} -T - && mv /tmp/{_ARCHIVE} {archive}")
-        data = await self.session.get(archive, _MAX_ARTIFACT_BYTES) if outcome.ok else b""
-        async with self._verifier_session() as session:
-            if data:
-                await session.put(locate(session, f"/logs/{_ARCHIVE}"), data)
-                await session.shell(f"tar -xf /logs/{_ARCHIVE} -C / --no-same-owner; rm -f /logs/{_ARCHIVE}")
-            return await self._run_verifier(session)
+        # tar fails for a dangling link or an unreadable file, and packs all others nevertheless.
+        outcome = await self.session.shell(
+            f"rm -rf /tmp/{_ARCHIVE} {archive}; {listing} | tar -chf /tmp/{_ARCHIVE} -T -; mv /tmp/{_ARCHIVE} {archive}"
+        )
+        if not outcome.ok:
+            return b""
+        data = await self.session.get(archive, _MAX_ARTIFACT_BYTES)
+        try:
+            artifacts: bytes = await call(filter_archive, data, names)
+        # tarfile raises errors of other kinds, too, for numbers that are none.
+        except (tarfile.TarError, ValueError, OverflowError, EOFError) as error:
+            raise VerifierError(f"the artifacts cannot be unpacked: {error}") from error
+        return artifacts
 
     @asynccontextmanager
     async def _verifier_session(self) -> AsyncIterator[Session]:
         """An instance that the agent has not touched."""
         config = self.task_files.config
         sandbox = await self._open_sandbox(config.verifier.environment or config.environment)
-        session = await sandbox.open_session(self._task_limits)
+        session = await sandbox.open_session(self._session_limits)
         try:
             await self._write_files(session)
             yield session
@@ -269,7 +295,7 @@ class TaskFolder(SandboxFiles):
                 return to_rewards(parse(text))
             except FileAccessError:
                 continue
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise VerifierError(f"the verifier of {folder} wrote no valid {name}: {error}") from error
         raise VerifierError(
             f"the verifier of {folder} wrote neither /logs/verifier/reward.json nor reward.txt; it printed: "
@@ -329,6 +355,36 @@ def prepare_image(image: str | None, folder: Path, seconds: float) -> tuple[str,
         engine.close()
 
 
+def filter_archive(archive: bytes, paths: Sequence[str]) -> bytes:
+    """Return a tar archive of the files and folders of `archive` that are at or below `paths`.
+
+    In a container the agent may have replaced `tar`: its archive could overwrite any program of the verifier.
+    """
+
+    def is_declared(name: str) -> bool:
+        path = f"/{name}"
+        is_below = any(path == root or path.startswith(f"{root.rstrip('/')}/") for root in paths)
+        return is_below and posixpath.normpath(path) == path
+
+    kept = io.BytesIO()
+    with (
+        tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as source,
+        tarfile.open(fileobj=kept, mode="w:", format=tarfile.GNU_FORMAT) as target,
+    ):
+        for member in source:
+            is_link = member.islnk() and is_declared(member.linkname)
+            # A sparse file of a few bytes could be larger than every disk.
+            is_file = member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and member.sparse is None
+            if not is_declared(member.name) or not (is_file or is_link or member.isdir()):
+                continue
+            entry = tarfile.TarInfo(member.name)
+            entry.type, entry.linkname, entry.mtime = member.type, member.linkname, member.mtime
+            entry.mode = member.mode & 0o777  # without set-user-ID
+            entry.size = member.size if is_file else 0
+            target.addfile(entry, source.extractfile(member) if is_file else None)
+    return kept.getvalue()
+
+
 def to_rewards(value: Any) -> dict[str, float]:
     """Check the content of a reward file: a finite number, or an object of finite numbers. Raises ValueError.
 
@@ -336,8 +392,9 @@ def to_rewards(value: Any) -> dict[str, float]:
     """
     values = value if isinstance(value, dict) else {"reward": value}
     for name, number in values.items():
-        if not isinstance(number, int | float) or not math.isfinite(number):
-            raise ValueError(f"{name!r} is {number!r}, not a finite number")
+        # Python compares integers that no float can hold, where math.isfinite fails.
+        if not isinstance(number, int | float) or not abs(number) <= sys.float_info.max:
+            raise ValueError(f"{name!r} is {number!r:.80}, not a finite number")
     if not values:
         raise ValueError("the object is empty")
     rewards = {name: float(number) for name, number in values.items()}
