@@ -174,6 +174,13 @@ async def test_head_and_tail_of_a_long_output_are_kept(session, code: str | None
     assert (await session.run("print('é' * 10)")).output == "é" * 10 + "\n"  # nothing of it is in the next call
 
 
+async def test_a_text_of_a_third_of_the_memory_can_be_printed(open_session) -> None:
+    session = await open_session(limits=Limits(memory=240 << 20, output=4000))
+    outcome = await session.run("print('x' * (80 << 20) + 'END')")
+    assert outcome.ok, outcome.text
+    assert outcome.output.endswith("xEND\n")
+
+
 async def test_fork_that_reaches_the_end_of_the_cell_exits(session) -> None:
     outcome = await session.run(
         "import os\npid = os.fork()\nif pid:\n    os.waitpid(pid, 0)\nprint('parent' if pid else 'child')"

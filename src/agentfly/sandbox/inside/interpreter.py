@@ -67,21 +67,21 @@ class _Quota:
         self.dropped = 0
         self._tail: collections.deque[bytes] = collections.deque()
         self._tail_size = 0
-        self._max_tail = max_output - self.left
+        self.max_tail = max_output - self.left
 
     def add_to_tail(self, data: bytes) -> None:
         """Keep the end of the data, and drop from the oldest what no longer fits."""
         self._tail.append(data)
         self._tail_size += len(data)
         # By pieces: joining them at every write would copy the whole tail a million times in a loop of prints.
-        while self._tail_size - len(self._tail[0]) >= self._max_tail:
+        while self._tail_size - len(self._tail[0]) >= self.max_tail:
             dropped = len(self._tail.popleft())
             self._tail_size -= dropped
             self.dropped += dropped
 
     def take_tail(self) -> bytes:
         tail = b"".join(self._tail)
-        excess = max(len(tail) - self._max_tail, 0)
+        excess = max(len(tail) - self.max_tail, 0)
         self.dropped += excess
         return tail[excess:]
 
@@ -125,7 +125,10 @@ class _TextOutput(io.TextIOWrapper):
             super().write(fitting)
             self._quota.left -= len(fitting)
         if len(fitting) < len(text):
-            self._quota.add_to_tail(text[len(fitting) :].encode("utf-8", "backslashreplace"))
+            # Only what can be kept is copied: a text of half the memory has no room for two copies of it.
+            start = max(len(fitting), len(text) - self._quota.max_tail)
+            self._quota.dropped += start - len(fitting)
+            self._quota.add_to_tail(text[start:].encode("utf-8", "backslashreplace"))
         return len(text)
 
 
