@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.usefixtures
 TESTS = WRITE_REWARD.replace("#!/bin/bash", "#!/bin/sh")
 DOCKERFILE = f"FROM {IMAGE}\nENV FROM_IMAGE=yes\nWORKDIR /work\nCOPY data.txt /work/\n"
 
+NAMED = f'[environment]\ndocker_image = "{IMAGE}"\nworkdir = "/srv/work"\nmemory_mb = 256\n'
 AS_ROOT = 'import os; os.chown("done", 1000, 1000); os.setuid(1000); print("now", os.stat("done").st_uid)'
 """What package managers do."""
 
@@ -50,11 +51,55 @@ async def test_a_task_works_in_the_image_of_its_dockerfile(tmp_path: Path, mode:
 
 
 async def test_a_task_works_in_a_named_image(tmp_path: Path) -> None:
-    config = f'[environment]\ndocker_image = "{IMAGE}"\nworkdir = "/srv/work"\nmemory_mb = 256\n'
-    folder = write_task(tmp_path, config=config, tests=TESTS)
+    folder = write_task(tmp_path, config=NAMED, tests=TESTS)
     chain = await run_chain(folder, f"touch done; python3 -c '{AS_ROOT}'", "kill -9 -1")
     assert "now 1000" in chain.messages[2].text
     assert chain.reward == 1.0, chain.failures
+
+
+FORGE_ARCHIVE = """
+import io, sys, tarfile
+with tarfile.open("/tmp/artifacts.tar", "w") as tar:
+    tar.addfile(tarfile.TarInfo("srv/work/done"), io.BytesIO())
+"""
+
+
+async def test_a_replaced_tar_adds_nothing_to_the_artifacts(tmp_path: Path) -> None:
+    config = f'artifacts = ["kept"]\n{NAMED}[verifier]\nenvironment_mode = "separate"\n'
+    script = f"cat > /tmp/forge.py <<'END'\n{FORGE_ARCHIVE}END\n"
+    script += "tar=$(command -v tar); rm $tar; printf '#!/bin/sh\\npython3 /tmp/forge.py\\n' > $tar; chmod +x $tar; tar"
+    chain = await run_chain(write_task(tmp_path, config=config, tests=TESTS), f"mkdir kept; {script}")
+    assert chain.reward == 0.0, chain.failures
+
+
+OUTLIVE_KILL = """
+import os, time
+children = []
+end = time.monotonic() + 40
+while time.monotonic() < end and not os.path.exists("/tests/a.txt"):
+    try:
+        pid = os.fork()
+    except OSError:
+        continue
+    if pid == 0:
+        time.sleep(1000)
+        os._exit(0)
+    children.append(pid)
+for pid in children:
+    os.kill(pid, 9)
+    os.waitpid(pid, 0)
+while time.monotonic() < end:
+    open("/logs/verifier/reward.json", "w").write("1")
+"""
+"""Leaves no process to the command that kills it, until the verifier's files are written."""
+
+
+async def test_a_chain_that_uses_up_all_processes_earns_nothing(tmp_path: Path) -> None:
+    tests = TESTS.replace("echo 0", "sleep 2; echo 0")
+    files = {"tests/a.txt": "", **{f"tests/b{number}.txt": "x" * 300_000 for number in range(40)}}
+    script = f"cat > /tmp/outlive.py <<'END'\n{OUTLIVE_KILL}END\npython3 /tmp/outlive.py > /dev/null 2>&1 & sleep 3"
+    chain = await run_chain(write_task(tmp_path, config=NAMED, tests=tests, files=files), script)
+    assert chain.reward == 0.0, chain.failures
 
 
 @pytest.mark.parametrize(
