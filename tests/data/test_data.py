@@ -209,6 +209,8 @@ GOOD = '{"question": "Q"}\n'
         ("t.jsonl", "\n \n", ["t.jsonl has no rows"]),
         ("t.json", "", ["t.json has no rows"]),
         ("t.json", "[]", ["t.json has no rows"]),
+        ("t.jsonl", '{"question": "Q", "x": ' + "[" * 100_000, ["line 1", "nested too deeply"]),
+        ("t.json", "[" * 100_000, ["t.json is not JSON", "nested too deeply"]),
         ("t.json", "[{]", ["t.json is not JSON", "line 1 column 3"]),
         ("t.json", GOOD * 2, ["t.json is not JSON", "name it .jsonl"]),
         ("t.json", '{"question": "Q"}', ["must hold a list of rows, not a dict"]),

@@ -78,6 +78,10 @@ def test_a_folder_of_task_folders_is_a_dataset(tmp_path: Path) -> None:
         ({"files": {"environment/docker-compose.yaml": ""}}, "only tasks of one container are supported"),
         ({"config": '[environment]\nmemory = "infG"'}, "a size is finite"),
         ({"config": "x = " + "[" * 5000}, "task.toml cannot be read"),
+        (
+            {"config": '[environment]\nworkdir = "app"'},
+            "works in 'app' (environment.workdir)",
+        ),
         ({"config": "artifacts = [{}]"}, "task.toml: artifacts"),
         ({"config": "[[verifier.collect]]"}, "verifier.collect"),
         ({"config": '[verifier]\nuser = "root"'}, "runs its verifier as user 'root' and its agent as another"),

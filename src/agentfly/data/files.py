@@ -75,12 +75,15 @@ def _open(path: Path) -> BinaryIO:
 
 
 def _loads(text: str | bytes) -> Any:
-    """Parse JSON; ValueError for NaN and Infinity, which Python's parser accepts."""
+    """Parse JSON; ValueError for NaN and Infinity, which Python's parser accepts, and for nesting without end."""
 
     def reject(name: str) -> NoReturn:
         raise ValueError(f"{name} is not JSON; write null")
 
-    return json.loads(text, parse_constant=reject)
+    try:
+        return json.loads(text, parse_constant=reject)
+    except RecursionError as error:
+        raise ValueError(f"it is nested too deeply ({error})") from error
 
 
 def _read_json(path: Path) -> Iterator[Row]:

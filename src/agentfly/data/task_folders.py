@@ -246,6 +246,8 @@ class TaskFiles:
             if table.mcp_servers or table.healthcheck:
                 key = "mcp_servers" if table.mcp_servers else "healthcheck"
                 yield f"declares {where}.{key}, which is not supported"
+        if environment.workdir and not environment.workdir.startswith("/"):
+            yield f"works in {environment.workdir!r} (environment.workdir), which is no absolute path"
         if self.config.steps:
             yield "has several steps, which are not supported"
         modes = [table.network_mode or environment.network for table in (self.config.agent, verifier)]
