@@ -26,10 +26,12 @@ from random import Random
 from typing import Any, ClassVar
 
 from agentfly.data.task_folders import (
+    AgentTable,
     EnvironmentTable,
     NetworkMode,
     TaskFiles,
     VerifierMode,
+    VerifierTable,
     read_rows,
     resolve_variables,
 )
@@ -113,11 +115,12 @@ class TaskFolder(SandboxFiles):
         self._scores: dict[str, float] | None = None
         self._agent_seconds = 0.0
         self._workdir = self.task_files.workdir
-        self._sandbox = await self._open_sandbox(self.task_files.config.environment)
+        config = self.task_files.config
+        self._sandbox = await self._open_sandbox(config.environment, config.agent)
         self._session = await self._sandbox.open_session(self._session_limits)
         await self._write_files(self.session)
 
-    async def _open_sandbox(self, table: EnvironmentTable) -> Sandbox:
+    async def _open_sandbox(self, table: EnvironmentTable, program: AgentTable | VerifierTable) -> Sandbox:
         """The sandbox of a declared image, of the task's Dockerfile, or the local one if there is neither."""
         files, config = self.task_files, self.task_files.config
         image = table.docker_image
@@ -132,10 +135,10 @@ class TaskFolder(SandboxFiles):
         self._workdir = config.environment.workdir or workdir or self._workdir
         container = Container(
             image=image,
-            user=str(config.agent.user or ""),
+            user=str(program.user or ""),
             folder="/",
             read_only=False,
-            network=(config.agent.network_mode or table.network) is NetworkMode.PUBLIC,
+            network=(program.network_mode or table.network) is NetworkMode.PUBLIC,
             capabilities=True,
             environment={"HOME": "/root", **self._resolve(table.env, "environment.env")},
         )
@@ -265,7 +268,7 @@ class TaskFolder(SandboxFiles):
     async def _verifier_session(self) -> AsyncIterator[Session]:
         """An instance that the agent has not touched."""
         config = self.task_files.config
-        sandbox = await self._open_sandbox(config.verifier.environment or config.environment)
+        sandbox = await self._open_sandbox(config.verifier.environment or config.environment, config.verifier)
         session = await sandbox.open_session(self._session_limits)
         try:
             await self._write_files(session)

@@ -57,6 +57,17 @@ async def test_a_task_works_in_a_named_image(tmp_path: Path) -> None:
     assert chain.reward == 1.0, chain.failures
 
 
+@pytest.mark.parametrize(("agent", "verifier"), [("no-network", "public"), ("public", "no-network")])
+async def test_a_separate_verifier_has_its_own_network_mode(tmp_path: Path, agent: str, verifier: str) -> None:
+    config = f'{NAMED}[agent]\nnetwork_mode = "{agent}"\n'
+    config += f'[verifier]\nnetwork_mode = "{verifier}"\nenvironment_mode = "separate"\n'
+    has_loopback_only = '[ "$(ls /sys/class/net)" = lo ]'
+    tests = TESTS.replace("[ -f done ]", has_loopback_only)
+    chain = await run_chain(write_task(tmp_path, config=config, tests=tests), f"{has_loopback_only} && echo none")
+    assert ("none" in chain.messages[2].text) is (agent == "no-network")
+    assert chain.reward == float(verifier == "no-network"), chain.failures
+
+
 FORGE_ARCHIVE = """
 import io, sys, tarfile
 with tarfile.open("/tmp/artifacts.tar", "w") as tar:
