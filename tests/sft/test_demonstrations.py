@@ -315,18 +315,21 @@ def demonstration(name: str, arguments: dict[str, Any], tools: Any) -> dict[str,
 
 
 @pytest.mark.parametrize(
-    "kind", ["jsonl", "parquet", "text in parquet", pytest.param("saved", marks=pytest.mark.integration)]
+    "kind",
+    ["jsonl", "parquet", "text in parquet", "list of text", pytest.param("saved", marks=pytest.mark.integration)],
 )
 def test_demonstration_is_rendered_with_the_tools_of_its_row(tmp_path: Path, kind: str) -> None:
     press, find = schema("press", times="integer"), schema("find", query="string")
-    encode = json.dumps if kind == "text in parquet" else list
+    encoders = {"text in parquet": json.dumps, "list of text": lambda schemas: [*map(json.dumps, schemas)]}
+    encode = encoders.get(kind, list)
     rows = [
         demonstration("press", {"times": 7}, encode([press])),
         demonstration("find", {"query": "x"}, encode([find, press])),
         demonstration("switch", {}, None),
     ]
-    path = tmp_path / f"demos.{'jsonl' if kind == 'jsonl' else 'parquet'}"
-    if kind == "jsonl":
+    is_jsonl = kind in ("jsonl", "list of text")
+    path = tmp_path / f"demos.{'jsonl' if is_jsonl else 'parquet'}"
+    if is_jsonl:
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     elif kind == "saved":
         path = tmp_path / "saved"

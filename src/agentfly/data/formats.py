@@ -95,7 +95,7 @@ def list_columns(row: Row) -> str:
     return f"the row has {', '.join(map(repr, row)) or 'nothing'}"
 
 
-def append_completion(task: Task) -> Task:
+def join_completion(task: Task) -> Task:
     """A demonstration in TRL's prompt-completion form as one conversation; other tasks are returned as they are."""
     completion = task.columns.get("completion")
     if completion is None or task.messages[-1].role == "assistant":
@@ -105,41 +105,6 @@ def append_completion(task: Task) -> Task:
     if not isinstance(completion, Sequence):
         raise DataError(f"'completion' must be text or a list of messages, not {completion!r:.80}")
     return Task((*task.messages, *map(Message.of, completion)), task.columns, task.id)
-
-
-def read_tool_schemas(task: Task) -> list[dict[str, Any]] | None:
-    """The column `tools` of a row as schemas in OpenAI form; None if the row has none.
-
-    The column may be JSON text, as TRL and ShareGPT files store it, and a schema may be a bare function. Nulls are
-    dropped: Arrow stores all schemas of a file in one type, so each has the properties of the others.
-    """
-    column = task.columns.get("tools")
-    if isinstance(column, str):
-        try:
-            column = json.loads(column) if column.strip() else None
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"the column 'tools' is not JSON: {error}") from error
-    if column is None:
-        return None
-    if not isinstance(column, list):
-        raise DataError(f"the column 'tools' must be a list of schemas, not {column!r:.80}")
-    schemas = []
-    for schema in map(_without_nulls, column):
-        function = schema.get("function", schema) if isinstance(schema, Mapping) else None
-        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise DataError(f"the column 'tools' has {schema!r:.80}, which is not the schema of a function")
-        if not isinstance(function.get("parameters"), Mapping):
-            function = {**function, "parameters": {"type": "object", "properties": {}}}
-        schemas.append({"type": "function", "function": function})
-    return schemas
-
-
-def _without_nulls(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_without_nulls(item) for item in value]
-    if isinstance(value, Mapping):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    return value
 
 
 # ── one function per format ──

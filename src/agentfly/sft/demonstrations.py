@@ -21,7 +21,7 @@ from agentfly import threads
 from agentfly.agent import BaseAgent
 from agentfly.backends.base import Backend, Request
 from agentfly.data import read_tasks
-from agentfly.data.formats import append_completion, read_tool_schemas
+from agentfly.data.formats import join_completion
 from agentfly.environment import Environment
 from agentfly.errors import ConfigError, DataError, TemplateError
 from agentfly.resources import Leases
@@ -31,7 +31,7 @@ from agentfly.rollout.history import Transcript
 from agentfly.rollout.scheduler import validate_run
 from agentfly.segment import Author
 from agentfly.templates.template import Template
-from agentfly.tooling.schema import convert_text, drop_nulls
+from agentfly.tooling.schema import convert_text, drop_nulls, read_tool_schemas
 from agentfly.trajectory import StopReason, Trajectory, TurnRecord, chain_id
 from agentfly.types import Completion, FinishReason, Message, Sampling, Task, ToolCall
 
@@ -164,7 +164,7 @@ def read_demonstrations(agent: BaseAgent, path: str | Path, **reading: Any) -> l
     out = []
     for number, row in enumerate(rows):
         try:
-            out.append(record_conversation(agent, append_completion(row), number))
+            out.append(record_conversation(agent, join_completion(row), number))
         except (ConfigError, TemplateError) as error:
             raise DataError(f"{path}, row {number}: {error}") from error
     return out
@@ -175,7 +175,7 @@ def record_conversation(agent: BaseAgent, row: Task, group: int = 0) -> Trajecto
     first = next((at for at, message in enumerate(row.messages) if message.role == "assistant"), 0)
     if not first or row.messages[-1].role != "assistant":
         raise DataError("a demonstration must begin with the question and end with a reply of the assistant")
-    agent = _with_tools_of_row(agent, row)
+    agent = _apply_row_tools(agent, row)
     task = Task(row.messages[:first], row.columns, row.id)
     transcript = Transcript(demonstration_template(agent))
     turns: list[TurnRecord] = []
@@ -195,12 +195,12 @@ def record_conversation(agent: BaseAgent, row: Task, group: int = 0) -> Trajecto
     return Trajectory(task, transcript.close(), tuple(turns), StopReason.ANSWER, row.messages[-1].text, group)
 
 
-def _with_tools_of_row(agent: BaseAgent, row: Task) -> BaseAgent:
+def _apply_row_tools(agent: BaseAgent, row: Task) -> BaseAgent:
     """The agent with a template that shows the tools of the row's column `tools`; the agent itself without one."""
     if not agent.native_tools:  # its system prompt describes its tools
         agent.toolbox.check_column(row)
         return agent
-    schemas = read_tool_schemas(row)
+    schemas = read_tool_schemas(row.columns.get("tools"))
     if schemas is None:
         return agent
     row_agent = copy.copy(agent)
@@ -214,7 +214,7 @@ def _load_row_template(load_template: partial[Template], schemas: str) -> Templa
     return load_template(tools=json.loads(schemas))
 
 
-def _shown_parameters(agent: BaseAgent) -> dict[str, Mapping[str, Any]]:
+def _collect_parameters(agent: BaseAgent) -> dict[str, Mapping[str, Any]]:
     """The parameters of the tools that the model is shown, by name: those of the row, or the agent's."""
     schemas = demonstration_template(agent).tools if agent.native_tools else agent.toolbox.schemas
     return {schema["function"]["name"]: schema["function"]["parameters"] for schema in schemas}
@@ -222,7 +222,7 @@ def _shown_parameters(agent: BaseAgent) -> dict[str, Mapping[str, Any]]:
 
 def _check_arguments(agent: BaseAgent, name: str, arguments: Mapping[str, Any]) -> dict[str, Any] | str:
     """The arguments as the tool parses them, or why it does not take them. A tool of the row is known by its schema."""
-    parameters = _shown_parameters(agent)[name]
+    parameters = _collect_parameters(agent)[name]
     for tool in agent.toolbox:
         if tool.name == name and tool.arguments.schema == parameters:
             return tool.arguments.check(arguments)
@@ -233,7 +233,7 @@ def _check_arguments(agent: BaseAgent, name: str, arguments: Mapping[str, Any]) 
 
 def _drop_nulls(agent: BaseAgent, reply: Message) -> Message:
     """The reply without null arguments that the tools do not take. Raises DataError where a tool needs the argument."""
-    tools = _shown_parameters(agent)
+    tools = _collect_parameters(agent)
     calls = []
     for call in reply.tool_calls:
         if call.name in tools:
@@ -265,7 +265,7 @@ def completion_from_reply(agent: BaseAgent, reply: Message) -> Completion:
     for call in reply.tool_calls:
         if call.problem:
             raise DataError(f"a call of {call.name!r} cannot be read: {call.problem}")
-        if call.name not in (tools := _shown_parameters(agent)):
+        if call.name not in (tools := _collect_parameters(agent)):
             names = ", ".join(tools) or "none"
             owner = "agent" if list(tools) == agent.toolbox.names else "row"
             raise DataError(f"it calls {call.name!r}, which is not a tool of the {owner}; there are {names}")
@@ -287,7 +287,7 @@ def completion_from_reply(agent: BaseAgent, reply: Message) -> Completion:
 
 def _validate_calls(agent: BaseAgent, calls: Sequence[tuple[str, dict[str, Any]]]) -> list[tuple[str, Any]]:
     """The calls with their arguments as the tools parse them: some formats write every argument as text."""
-    tools = _shown_parameters(agent)
+    tools = _collect_parameters(agent)
     out = []
     for name, arguments in calls:
         parsed = _check_arguments(agent, name, arguments) if name in tools else "unknown"

@@ -20,7 +20,7 @@ import typing_extensions  # pydantic requires its TypedDict before Python 3.12
 from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
 from pydantic.fields import FieldInfo
 
-from agentfly.errors import ConfigError, describe
+from agentfly.errors import ConfigError, DataError, describe
 
 T = TypeVar("T")
 _REFERENCE = re.compile(r'"\$ref": "#/\$defs/([^"]+)"')
@@ -273,6 +273,46 @@ _LENIENT: dict[str, pydantic.TypeAdapter[Any]] = {
     "number": pydantic.TypeAdapter(pydantic.FiniteFloat),
     "boolean": pydantic.TypeAdapter(bool),
 }
+
+
+def read_tool_schemas(column: Any) -> list[dict[str, Any]] | None:
+    """Read the column `tools` of a row as schemas in OpenAI form; None if it is empty. Raises DataError.
+
+    The column and each schema in it may be JSON text, as TRL and ShareGPT files store them, and a schema may be a bare
+    function. Nulls are dropped: Arrow stores all schemas of a file in one type, so each has the properties of all.
+    """
+    column = _parse_json(column)
+    if column is None:
+        return None
+    if not isinstance(column, list):
+        raise DataError(f"the column 'tools' must be a list of schemas, not {column!r:.80}")
+    schemas = []
+    for schema in (_remove_nulls(_parse_json(item)) for item in column):
+        function = schema.get("function", schema) if isinstance(schema, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise DataError(f"the column 'tools' has {schema!r:.80}, which is not the schema of a function")
+        if not isinstance(function.get("parameters"), Mapping):
+            function = {**function, "parameters": {"type": "object", "properties": {}}}
+        schemas.append({"type": "function", "function": function})
+    return schemas
+
+
+def _parse_json(value: Any) -> Any:
+    """Parse text; blank text is None, and what is no text is returned as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value) if value.strip() else None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"the column 'tools' is not JSON: {error}") from error
+
+
+def _remove_nulls(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_remove_nulls(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: _remove_nulls(item) for key, item in value.items() if item is not None}
+    return value
 
 
 def to_text(value: Any) -> str:

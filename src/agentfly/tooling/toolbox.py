@@ -11,7 +11,6 @@ import asyncio
 import copy
 import functools
 import inspect
-import json
 import logging
 import sys
 import time
@@ -22,10 +21,10 @@ from typing import Any, Self, get_args, overload
 
 from agentfly import plugins
 from agentfly.environment import Environment, resolve_env_class, validate_constructor
-from agentfly.errors import ConfigError, EnvironmentFault, ToolTimeout, describe
+from agentfly.errors import ConfigError, DataError, EnvironmentFault, ToolTimeout, describe
 from agentfly.segment import to_plain
 from agentfly.threads import LoopTimer, call, run_within
-from agentfly.tooling.schema import ToolArguments, caller_namespace, to_text, type_hints
+from agentfly.tooling.schema import ToolArguments, caller_namespace, read_tool_schemas, to_text, type_hints
 from agentfly.trajectory import CallRecord, CallStatus, chain_id
 from agentfly.types import Content, Image, Task, ToolCall
 from agentfly.validation import NonNegativeInt, PositiveFloat, PositiveInt, validate
@@ -391,20 +390,11 @@ class Toolbox:
 
         Raises ConfigError if the column lists a tool that is not here.
         """
-
-        def parse(value: Any) -> Any:
-            try:
-                return json.loads(value) if isinstance(value, str) else value
-            except (ValueError, RecursionError):
-                return None  # other text is data
-
-        column = parse(task.columns.get("tools"))
-        values = map(parse, column) if isinstance(column, list) else ()
-        schemas = [value for value in values if isinstance(value, Mapping)]
-        functions = [schema.get("function", schema) for schema in schemas]
-        listed = [
-            str(function["name"]) for function in functions if isinstance(function, Mapping) and "name" in function
-        ]
+        try:
+            schemas = read_tool_schemas(task.columns.get("tools"))
+        except DataError:  # another column of this name is data
+            return
+        listed = [schema["function"]["name"] for schema in schemas or ()]
         if missing := [name for name in listed if name not in self._tools]:
             raise ConfigError(
                 f"the column 'tools' lists {', '.join(missing):.200}, and the agent has "
