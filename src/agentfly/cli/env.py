@@ -6,13 +6,17 @@ import importlib.util
 import keyword
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from agentfly.cli.serve import ApiKey, Host, SignalFlag
-from agentfly.errors import ConfigError
+from agentfly.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from agentfly.conformance import PropertyResult
 
 app = typer.Typer(
     help="List, check, play, serve and scaffold environments.", no_args_is_help=True, rich_markup_mode=None
@@ -58,6 +62,7 @@ def play_command(
 
 @app.command("check")
 def check_command(
+    context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME", help="An environment as in `env play`, or task folders.")],
     tasks: Annotated[Path | None, typer.Option(help="File of tasks; default: the environment draws its own.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of drawn tasks and generated calls.")] = 0,
@@ -65,39 +70,18 @@ def check_command(
     seconds: Annotated[float, typer.Option(min=1, help="CPU time limit of each property, in seconds.")] = 120.0,
 ) -> None:
     """Check that an environment keeps the contract, a line per property; or that task folders can be solved."""
-    import asyncio
-
-    from rich.text import Text
-
     from agentfly.cli.console import make_console, print_text
     from agentfly.cli.resolve import resolve_environment
-    from agentfly.conformance import PropertyResult, PropertyStatus, check_environment
-    from agentfly.conformance.tasks import check_tasks
+    from agentfly.conformance import PropertyStatus, check_environment
     from agentfly.data import read_tasks
-    from agentfly.data.task_folders import TaskFiles, find_task_folders
-    from agentfly.errors import DataError
-    from agentfly.types import Task
-
-    console = make_console()
-    styles = {PropertyStatus.PASS: "green", PropertyStatus.FAIL: "bold red", PropertyStatus.NOT_APPLICABLE: "dim"}
-
-    def print_result(result: PropertyResult) -> None:
-        status = (f"{result.status.value:4}", styles[result.status])
-        print_text(console, Text.assemble(status, f"  {result.name:<20}  {result.detail}"))
+    from agentfly.data.task_folders import find_task_folders
 
     if folders := find_task_folders(Path(name)):
-        readable = []
-        for folder in folders:
-            try:
-                files = TaskFiles.read(folder.resolve())
-            except DataError as error:
-                print_result(PropertyResult(folder.name, PropertyStatus.FAIL, str(error)))
-            else:
-                readable.append(Task.of(files.to_row()))
-                if keys := files.ignored_keys():
-                    print_text(console, f"n/a   {folder.name:<20}  without effect: {', '.join(keys)}", "dim")
-        solved = asyncio.run(check_tasks(resolve_environment("TaskFolder"), readable, print_result))
-        raise typer.Exit(0 if solved and len(readable) == len(folders) else 1)
+        for option in ("tasks", "seed", "seconds"):
+            source = context.get_parameter_source(option)
+            if source is not None and source.name != "DEFAULT":
+                raise ConfigError(f"--{option} has no effect on task folders: each is checked by itself; leave it out")
+        raise typer.Exit(0 if _check_task_folders(folders, instances) else 1)
     env_class = resolve_environment(name)
     report = check_environment(
         env_class,
@@ -105,12 +89,49 @@ def check_command(
         seed=seed,
         instances=instances,
         seconds=seconds,
-        on_result=print_result,
+        on_result=_print_result,
     )
     passed = sum(result.status is PropertyStatus.PASS for result in report.results)
     failed = f", {len(report.failures)} do not" if report.failures else ""
-    print_text(console, f"{env_class.__name__}: {passed} properties hold{failed}", "bold")
+    print_text(make_console(), f"{env_class.__name__}: {passed} properties hold{failed}", "bold")
     raise typer.Exit(0 if report.ok else 1)
+
+
+def _check_task_folders(folders: Sequence[Path], instances: int) -> bool:
+    """Print whether each task folder can be read and solved. Returns whether all can."""
+    import asyncio
+
+    from agentfly.cli.resolve import resolve_environment
+    from agentfly.conformance import PropertyResult, PropertyStatus
+    from agentfly.conformance.tasks import check_tasks
+    from agentfly.data.task_folders import TaskFiles
+    from agentfly.types import Task
+
+    readable = []
+    for folder in folders:
+        try:
+            files = TaskFiles.read(folder.resolve())
+        except DataError as error:
+            _print_result(PropertyResult(folder.name, PropertyStatus.FAIL, str(error)))
+            continue
+        readable.append(Task.of(files.to_row()))
+        if keys := files.ignored_keys():
+            detail = f"without effect: {', '.join(keys)}"
+            _print_result(PropertyResult(folder.name, PropertyStatus.NOT_APPLICABLE, detail))
+    env_class = resolve_environment("TaskFolder")
+    solved = asyncio.run(check_tasks(env_class, readable, instances=instances, on_result=_print_result))
+    return solved and len(readable) == len(folders)
+
+
+def _print_result(result: PropertyResult) -> None:
+    from rich.text import Text
+
+    from agentfly.cli.console import make_console, print_text
+    from agentfly.conformance import PropertyStatus
+
+    styles = {PropertyStatus.PASS: "green", PropertyStatus.FAIL: "bold red", PropertyStatus.NOT_APPLICABLE: "dim"}
+    status = (f"{result.status.value:4}", styles[result.status])
+    print_text(make_console(), Text.assemble(status, f"  {result.name:<20}  {result.detail}"))
 
 
 @app.command("serve")

@@ -14,14 +14,16 @@ from agentfly.sft.demonstrations import demonstrate
 from agentfly.trajectory import Trajectory
 from agentfly.types import Task
 
-MAX_CONCURRENT_TASKS = 4
-
 
 async def check_tasks(
-    env_class: type[Environment], tasks: Sequence[Task], on_result: Callable[[PropertyResult], None]
+    env_class: type[Environment],
+    tasks: Sequence[Task],
+    *,
+    instances: int,
+    on_result: Callable[[PropertyResult], None],
 ) -> bool:
-    """Check tasks and pass each result to `on_result`. Returns whether all of them hold."""
-    slots = asyncio.Semaphore(MAX_CONCURRENT_TASKS)
+    """Check tasks, as many at once as `instances`, and pass each result to `on_result`. Returns whether all pass."""
+    slots = asyncio.Semaphore(instances)
     async with Subject(env_class, tasks).agent() as agent:
 
         async def check(task: Task) -> bool:
