@@ -191,7 +191,7 @@ GOOD = '{"question": "Q"}\n'
         ("t.jsonl", GOOD + "{oops}", ["t.jsonl, line 2: it is not JSON"]),
         ("t.jsonl", GOOD + "\n\n[1]", ["line 4: a row must be an object of columns, not a list"]),
         ("t.jsonl", GOOD + "null", ["line 2: a row must be an object of columns, not nothing"]),
-        ("t.jsonl", GOOD + '{"answer": 3}', ["line 2: a row needs a 'question' or 'messages'; it has 'answer'"]),
+        ("t.jsonl", GOOD + '{"answer": 3}', ["line 2: a row needs a 'question' or 'messages'; the row has 'answer'"]),
         ("t.jsonl", '{"problem": "P"}', ["question='problem' takes that column"]),
         ("t.jsonl", '{"question": " "}', ["line 1", "non-empty"]),
         ("t.jsonl", '{"question": 5}', ["line 1: 'question' must be text, not 5"]),

@@ -29,13 +29,16 @@ Split = Annotated[str | None, typer.Option(help="Split of a Hugging Face dataset
 Limit = Annotated[int | None, typer.Option(min=1, help="Read only the first N rows; a hub dataset is then streamed.")]
 
 
-def reading_options(
+def parse_reading(
     question: str | None, row_format: str | None, rename: Sequence[str] | None, split: str | None, limit: int | None
 ) -> dict[str, Any]:
-    """The options of `read_tasks` that were given."""
-    pairs = [(pair, *pair.split("=", 1)) for pair in rename or () if "=" in pair.strip("=")]
-    if bad := set(rename or ()) - {pair for pair, *_ in pairs}:
-        raise ConfigError(f"--rename {sorted(bad)[0]}: write OLD=NEW")
-    options = {"question": question, "format": row_format, "split": split, "limit": limit}
-    options["rename"] = {old: new for _, old, new in pairs} or None  # type: ignore[assignment]
-    return {name: value for name, value in options.items() if value is not None}
+    """Collect the options of `read_tasks` that were given. Raises ConfigError for a pair that is not OLD=NEW."""
+    new_names: dict[str, str] = {}
+    for pair in rename or ():
+        old, _, new = pair.partition("=")
+        if not old or not new:
+            raise ConfigError(f"--rename {pair}: write OLD=NEW")
+        new_names[old] = new
+    reading: dict[str, Any] = {"question": question, "format": row_format, "split": split, "limit": limit}
+    reading["rename"] = new_names or None
+    return {name: value for name, value in reading.items() if value is not None}

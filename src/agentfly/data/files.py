@@ -1,13 +1,12 @@
-"""The formats of dataset files: each reader yields the rows of a file with their places.
+"""Dataset files: each reader yields the rows of a file with their places.
 
 .json              a list of rows
 .jsonl  .ndjson    one row per line; blank lines are skipped
 .csv               a header, then one row per record; every cell is text, `messages` is JSON
 .parquet           requires pyarrow
-all formats but parquet may be compressed: .jsonl.gz, .json.xz, …
+all files but parquet may be compressed: .jsonl.gz, .json.xz, …
 
-A folder of task folders (`task_folders.py`) yields a row for each of them. What a row means is decided elsewhere
-(`formats.py`).
+A folder of task folders (`task_folders.py`) yields a row for each of them. `formats.py` decides what a row means.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from agentfly.data import task_folders
 from agentfly.errors import ConfigError, DataError, install_command
 from agentfly.types import Image
 
-Row = tuple[str, Any]
+LocatedRow = tuple[str, Any]
 """The place of a row in its file, and its value: a mapping, or the DataError of a row that cannot be parsed."""
-Reader = Callable[[Path], Iterator[Row]]
+Reader = Callable[[Path], Iterator[LocatedRow]]
 
 _BOM = b"\xef\xbb\xbf"
 _OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
@@ -86,7 +85,7 @@ def _loads(text: str | bytes) -> Any:
         raise ValueError(f"it is nested too deeply ({error})") from error
 
 
-def _read_json(path: Path) -> Iterator[Row]:
+def _read_json(path: Path) -> Iterator[LocatedRow]:
     with _open(path) as file:
         text = file.read().removeprefix(_BOM).decode()
     if not text.strip():
@@ -101,7 +100,7 @@ def _read_json(path: Path) -> Iterator[Row]:
     yield from ((f"row {number}", row) for number, row in enumerate(rows))
 
 
-def _read_jsonl(path: Path) -> Iterator[Row]:
+def _read_jsonl(path: Path) -> Iterator[LocatedRow]:
     with _open(path) as file:
         for number, line in enumerate(file, 1):
             line = line.removeprefix(_BOM) if number == 1 else line
@@ -117,7 +116,7 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
             yield f"line {number}", row
 
 
-def _read_csv(path: Path) -> Iterator[Row]:
+def _read_csv(path: Path) -> Iterator[LocatedRow]:
     """Every cell is text or, if empty, None, so that an answer "2" equals the prediction "2"; `messages` is JSON."""
     csv.field_size_limit(sys.maxsize)  # 128 KiB by default, which a long prompt or a data: URI exceeds
     header: list[str] = []
@@ -150,7 +149,7 @@ def _read_csv(path: Path) -> Iterator[Row]:
             yield f"line {records.line_num}", DataError(f"it is not CSV: {error}")
 
 
-def _read_parquet(path: Path) -> Iterator[Row]:
+def _read_parquet(path: Path) -> Iterator[LocatedRow]:
     try:
         import pyarrow
         import pyarrow.parquet

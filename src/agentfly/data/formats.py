@@ -78,7 +78,7 @@ class RowConverter:
     def _detect(self, row: Row) -> RowFormat:
         """The format of a row. Ours goes before others, with a warning; two others raise ConfigError."""
         fitting = [row_format for row_format in FORMATS.values() if row_format.fits(row)]
-        if not fitting:  # a bad row, which ours explains; a later one decides
+        if not fitting:  # the error for a row of ours says what is missing; a later row decides the format
             return FORMATS["agentfly"]
         self.row_format = first = fitting[0]
         if len(fitting) > 1:

@@ -7,25 +7,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from agentfly.data.files import SUFFIXES, Row, convert_arrow_row
+from agentfly.data.files import SUFFIXES, LocatedRow, convert_arrow_row
 from agentfly.errors import DataError, describe, require_extra
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 
 
-def is_dataset(source: object) -> bool:
+def is_dataset(source: str | Path) -> bool:
     """Whether `source` is a `save_to_disk` folder, or the name of a dataset of the hub: `org/name`, `org/name:config`.
 
     A name is a path, too: where the folder `org` exists here, it is read as a path.
     """
-    path = Path(str(source))
+    path = Path(source)
     if any((path / name).is_file() for name in ("dataset_dict.json", "state.json")):
         return True
     is_name = _HUB_NAME.fullmatch(str(source)) is not None
     return is_name and not path.parent.exists() and path.suffix.lower() not in SUFFIXES
 
 
-def read_dataset(source: str | Path, split: str | None, *, stream: bool) -> Iterator[Row]:
+def read_dataset(source: str | Path, split: str | None, *, stream: bool) -> Iterator[LocatedRow]:
     """Yield the rows of a dataset with their places. `stream`: read rows of the hub one by one, without a download.
 
     Raises DataError where the dataset cannot be loaded, or has several splits and `split` names none.
@@ -58,7 +58,7 @@ def read_dataset(source: str | Path, split: str | None, *, stream: bool) -> Iter
     return iterate_dataset(dataset)
 
 
-def iterate_dataset(dataset: Any) -> Iterator[Row]:
+def iterate_dataset(dataset: Any) -> Iterator[LocatedRow]:
     """Yield the rows of a `Dataset` or an `IterableDataset`, one by one. Images are left as they are stored."""
     from datasets import Image, List
 

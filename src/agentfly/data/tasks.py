@@ -1,9 +1,8 @@
 """Read a dataset into tasks.
 
 One row is one task: `question` or `messages` is the prompt, every other column is kept by name. Rows of other formats
-are converted first. Row numbers and default
-ids start at 0, line numbers at 1. The whole source is validated first: if any row is bad, DataError names the place and
-reason of the first few bad rows and their total number.
+are converted first. Row numbers and default ids start at 0, line numbers at 1. The whole source is validated: if any
+row is bad, DataError names the place and reason of the first few bad rows and their total number.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from agentfly.data import huggingface
-from agentfly.data.files import Row, describe_value, find_reader
+from agentfly.data.files import LocatedRow, describe_value, find_reader
 from agentfly.data.formats import RowConverter, list_columns
 from agentfly.errors import ConfigError, DataError
 from agentfly.types import Task
@@ -93,7 +92,7 @@ def read_tasks(
     return tasks
 
 
-def _open_rows(source: str | Path | Iterable[Any], split: str | None, limit: int | None) -> Iterator[Row]:
+def _open_rows(source: str | Path | Iterable[Any], split: str | None, limit: int | None) -> Iterator[LocatedRow]:
     """The rows of a source with their places, read as they are iterated."""
     if isinstance(source, str | Path) and huggingface.is_dataset(source):
         return huggingface.read_dataset(source, split, stream=limit is not None)
@@ -108,7 +107,7 @@ def _open_rows(source: str | Path | Iterable[Any], split: str | None, limit: int
     return rows if limit is not None or isinstance(source, Sized) else _refuse_endless(rows, type(source).__name__)
 
 
-def _refuse_endless(rows: Iterable[Row], kind: str) -> Iterator[Row]:
+def _refuse_endless(rows: Iterable[LocatedRow], kind: str) -> Iterator[LocatedRow]:
     for number, row in enumerate(rows):
         if number == MAX_ITERATED_TASKS:  # an endless generator would fill the memory
             raise ConfigError(
@@ -142,7 +141,6 @@ def select(tasks: Sequence[Task], spec: str) -> list[Task]:
 
 def _parse_row(row: Mapping[str, Any], number: str, question: str, folder: Path) -> Task:
     """Convert a row to a task. `number` is the default id; images are looked up in `folder`."""
-    present = ", ".join(map(repr, row)) or "nothing"
     prompt = dict(row)
     if question != "question":
         if question not in row:
@@ -156,7 +154,7 @@ def _parse_row(row: Mapping[str, Any], number: str, question: str, folder: Path)
             raise DataError(f"'question' must be text, not {describe_value(row['question'])}")
         other = next((name for name in _QUESTION_LIKE if isinstance(row.get(name), str)), None)
         hint = f"; question={other!r} takes that column" if other else ""
-        raise DataError(f"a row needs a 'question' or 'messages'; it has {present}{hint}")
+        raise DataError(f"a row needs a 'question' or 'messages'; {list_columns(row)}{hint}")
     try:
         messages = Task.of(_resolve_image_paths(prompt, folder)).messages
     except (AttributeError, TypeError) as error:

@@ -235,14 +235,14 @@ class WandbLogger(RunLogger):
                     for chain in chains
                 ]
                 values["chains"] = wandb.Table(["chain", "task", "reward", "stop", "text"], rows)
-                shown = [(chain, [image for message in chain.messages for image in message.images]) for chain in chains]
-                pixels = [(chain, try_open_image(images[-1])) for chain, images in shown if images]
-                images = [(chain, image) for chain, image in pixels if image is not None]
-                if images:
-                    values["eval/images"] = [
-                        wandb.Image(image, caption=f"{chain.task.question[:200]} → {chain.prediction[:200]}")
-                        for chain, image in images
-                    ]
+                last_images = []
+                for chain in chains:
+                    images = [image for message in chain.messages for image in message.images]
+                    if images and (picture := try_open_image(images[-1])) is not None:
+                        caption = f"{chain.task.question[:200]} → {chain.prediction[:200]}"
+                        last_images.append(wandb.Image(picture, caption=caption))
+                if last_images:
+                    values["eval/images"] = last_images
             self._run.log(values)
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ from agentfly.cli.options import (
     Split,
     Temperature,
     TemplateName,
-    reading_options,
+    parse_reading,
 )
 from agentfly.cli.recipes import find_recipe, is_recipe
 from agentfly.cli.serve import KVMemory
@@ -30,7 +30,8 @@ def evaluate(
         str, typer.Argument(metavar="RECIPE_OR_MODEL", help="Recipe (name or Python file), or model as for --model.")
     ],
     data: Annotated[
-        Path | None, typer.Option(help="File of held-out tasks; default: the recipe's `eval_tasks`.")
+        Path | None,
+        typer.Option(help="Held-out tasks: a file, task folders or a dataset; default: the recipe's `eval_tasks`."),
     ] = None,
     question: Question = None,
     row_format: RowFormat = None,
@@ -90,7 +91,7 @@ def evaluate(
         agent_run = running.load_recipe(recipe, flags, ("eval_tasks", "tasks"))
     else:
         agent_run = running.build_run({"model_name_or_path": recipe_or_model, **flags})
-    reading = reading_options(question, row_format, rename, split, limit)
+    reading = parse_reading(question, row_format, rename, split, limit)
     agent_run = agent_run.override(data=data, row=row, sampling=sampling, options=options, reading=reading)
     result = evaluating.run_evaluation(agent_run, eval_options, as_json=as_json)
     raise typer.Exit(1 if evaluating.has_no_scores(result) else 0)

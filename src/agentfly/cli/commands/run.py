@@ -18,7 +18,7 @@ from agentfly.cli.options import (
     Split,
     Temperature,
     TemplateName,
-    reading_options,
+    parse_reading,
 )
 from agentfly.cli.recipes import find_recipe
 from agentfly.cli.serve import KVMemory
@@ -33,7 +33,8 @@ def run(
         typer.Option("--question", "-q", help="Question to ask; with --data, the column that is the question."),
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="Tasks: a JSON, JSON lines, CSV or parquet file, or a Hugging Face dataset.")
+        Path | None,
+        typer.Option(help="Tasks: a file, task folders or a Hugging Face dataset."),
     ] = None,
     row_format: RowFormat = None,
     rename: Rename = None,
@@ -70,7 +71,7 @@ def run(
     agent_run = running.build_run(flags) if selected is None else running.load_recipe(selected, flags)
     sampling = {"temperature": temperature, "max_tokens": max_tokens}
     options = {"max_turns": max_turns, "num_chains": num_chains, "seed": seed}
-    reading = reading_options(question if data is not None else None, row_format, rename, split, limit)
+    reading = parse_reading(question if data is not None else None, row_format, rename, split, limit)
     agent_run = agent_run.override(
         question if data is None else None, data, row, sampling=sampling, options=options, reading=reading
     )

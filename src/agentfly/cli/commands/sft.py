@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from agentfly.cli.options import Limit, Question, Rename, RowFormat, Split, TemplateName, reading_options
+from agentfly.cli.options import Limit, Question, Rename, RowFormat, Split, TemplateName, parse_reading
 from agentfly.cli.recipes import find_recipe
 
 
@@ -22,7 +22,8 @@ def sft(
         int | None, typer.Option(help="Number of tasks that the environment's expert demonstrates.")
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="File of tasks for the expert; default: the recipe's `tasks`.")
+        Path | None,
+        typer.Option(help="The expert's tasks: a file, task folders or a dataset; default: the recipe's `tasks`."),
     ] = None,
     question: Question = None,
     row_format: RowFormat = None,
@@ -59,7 +60,7 @@ def sft(
     running.require_torch("sft")
     from agentfly.cli.sft import NEW, SftConfig, new_model, report_interrupt, run_sft
 
-    reading = reading_options(question, row_format, rename, split, limit)
+    reading = parse_reading(question, row_format, rename, split, limit)
     config = SftConfig(
         out,
         demos,
