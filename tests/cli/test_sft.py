@@ -181,7 +181,7 @@ def test_bad_arguments_are_rejected(recipe: Path, tmp_path: Path) -> None:
     for words, message in (
         ([recipe, "--out", tmp_path / "x"], "give --demos with a file of conversations, or --expert"),
         ([recipe, "--demos", "a.jsonl", "--expert", 2, "--out", tmp_path / "x"], "give --demos with a file"),
-        ([recipe, "--demos", "a.jsonl", "--out", tmp_path / "x"], "no file a.jsonl"),
+        ([recipe, "--demos", "a.jsonl", "--out", tmp_path / "x"], "no file or dataset a.jsonl"),
         ([recipe, "--expert", 13, "--out", tmp_path / "x"], "--expert 13, but there are 12 tasks"),
         ([recipe, "--expert", 2, "--out", full], "exists already; give a new or an empty folder"),
         ([recipe, "--expert", 2, "--out", recipe / "x"], "cannot be written: "),  # before anything is trained

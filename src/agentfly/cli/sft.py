@@ -63,7 +63,7 @@ class SftConfig:
         if (self.demos is None) == (self.expert is None):
             raise ConfigError("give --demos with a file of conversations, or --expert with a number of tasks")
         if self.demos is not None and not (self.demos.is_file() or is_dataset(self.demos)):
-            raise ConfigError(f"--demos: there is no file {self.demos}")
+            raise ConfigError(f"--demos: there is no file or dataset {self.demos}")
         if self.expert is not None and self.expert < 1:
             raise ConfigError(f"--expert is a number of tasks, at least 1, not {self.expert}")
         if self.learning_rate > MAX_LEARNING_RATE:

@@ -154,10 +154,10 @@ class _ExpertBackend(Backend):
 
 
 def read_demonstrations(agent: BaseAgent, path: str | Path, **reading: Any) -> list[Trajectory]:
-    """Read the conversations of a file as chains of the agent: rows with OpenAI `messages` that end with an answer.
+    """Read the conversations of a file or dataset as chains of the agent: rows of messages that end with an answer.
 
     The messages before the first reply are the task, to which the agent adds its system prompt and its tools. A row
-    with a column `tools` is rendered with these instead. `reading`: options of `read_tasks`.
+    with a column `tools` is rendered with these instead. reading: options of `read_tasks`.
     """
     demonstration_template(agent)
     rows = read_tasks(path, **reading)
@@ -238,10 +238,9 @@ def _drop_nulls(agent: BaseAgent, reply: Message) -> Message:
     for call in reply.tool_calls:
         if call.name in tools:
             arguments = drop_nulls(call.arguments, tools[call.name])
-            if arguments != call.arguments and isinstance(
-                problem := _check_arguments(agent, call.name, arguments), str
-            ):
-                raise DataError(f"without its null arguments, a call is incomplete: {problem.removeprefix('Error: ')}")
+            checked = {} if arguments == call.arguments else _check_arguments(agent, call.name, arguments)
+            if isinstance(checked, str):
+                raise DataError(f"without its null arguments, a call is incomplete: {checked.removeprefix('Error: ')}")
             call = replace(call, arguments=arguments)
         calls.append(call)
     return replace(reply, tool_calls=tuple(calls))
@@ -262,13 +261,15 @@ def demonstration_template(agent: BaseAgent) -> Template:
 
 def completion_from_reply(agent: BaseAgent, reply: Message) -> Completion:
     """A reply as if the model had sampled it. Raises where the agent would parse other calls from its tokens."""
+    names = list(_collect_parameters(agent))
     for call in reply.tool_calls:
         if call.problem:
             raise DataError(f"a call of {call.name!r} cannot be read: {call.problem}")
-        if call.name not in (tools := _collect_parameters(agent)):
-            names = ", ".join(tools) or "none"
-            owner = "agent" if list(tools) == agent.toolbox.names else "row"
-            raise DataError(f"it calls {call.name!r}, which is not a tool of the {owner}; there are {names}")
+        if call.name not in names:
+            owner = "agent" if names == agent.toolbox.names else "row"
+            raise DataError(
+                f"it calls {call.name!r}, which is not a tool of the {owner}; there are {', '.join(names) or 'none'}"
+            )
     template = demonstration_template(agent)
     ids = template.write(agent.write_reply(reply))
     completion = Completion(ids, [0.0] * len(ids), [NO_WEIGHT_VERSION] * len(ids), FinishReason.STOP)
