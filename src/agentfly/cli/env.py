@@ -82,7 +82,12 @@ def check_command(
             if source is not None and source.name != "DEFAULT":
                 raise ConfigError(f"--{option} has no effect on task folders: each is checked by itself; leave it out")
         raise typer.Exit(0 if _check_task_folders(folders, instances) else 1)
-    env_class = resolve_environment(name)
+    try:
+        env_class = resolve_environment(name)
+    except ConfigError as error:
+        if Path(name).is_dir():
+            raise ConfigError(f"the folder {name} has no task folders (NAME/task.toml), and {error}") from error
+        raise
     report = check_environment(
         env_class,
         tasks=read_tasks(tasks) if tasks is not None else (),

@@ -37,7 +37,10 @@ _OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
 
 
 def find_reader(path: Path) -> Reader:
-    """Choose the reader by the suffix. A missing file is a DataError that lists files with similar names."""
+    """Choose the reader by the suffix, or that of task folders.
+
+    A missing file is a DataError that lists files with similar names.
+    """
     suffixes = [suffix.lower() for suffix in path.suffixes]
     compressed = bool(suffixes) and suffixes[-1] in _OPENERS
     if compressed:

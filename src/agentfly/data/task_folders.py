@@ -192,10 +192,6 @@ class TaskFiles:
         path = self.folder / "environment" / "Dockerfile"
         return path if path.is_file() else None
 
-    @property
-    def needs_image(self) -> bool:
-        return self.config.environment.docker_image is not None or self.dockerfile is not None
-
     @cached_property
     def workdir(self) -> str:
         """Where the agent's commands start: declared, else that of the Dockerfile, else /app."""

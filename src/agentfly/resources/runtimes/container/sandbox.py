@@ -112,7 +112,7 @@ class Container:
             "pids_limit": limits.processes + 1,
             "nano_cpus": None if limits.cpus is None else int(limits.cpus * 1e9),
             "read_only": self.read_only,
-            "tmpfs": dict.fromkeys((*([WORK] if self.folder == WORK else []), *_SCRATCH), tmpfs),
+            "tmpfs": dict.fromkeys((WORK, *_SCRATCH) if self.folder == WORK else _SCRATCH, tmpfs),
             "shm_size": limits.disk,
             "network_mode": None if self.network else "none",
             "cap_drop": [] if self.capabilities else ["ALL"],
