@@ -171,6 +171,14 @@ def test_columns_without_effect_are_reported_once(tmp_path: Path, caplog: pytest
     [
         ([VERL[0], TRL[0]], {}, r"line 2: it is not a row of verl, where .*; the row has 'prompt', 'ground_truth'"),
         ([{"answer": 1}, TRL[0], TRL[1]], {}, "t.jsonl, line 1: a row needs a 'question' or 'messages'"),
+        (
+            [{"text": "Q"}],
+            {},
+            r"it has 'text'; in other formats 'prompt' \(verl, trl\) or 'conv",
+        ),
+        ([TRL[0], OURS[0]], {}, "is one of agentfly; the first row is one of trl, and decides for all"),
+        ([VERL[0]], {"format": "trl"}, "it is not a row of trl, .* and is one of verl$"),
+        ([VERL[0]], {"question": "prompt"}, "must be text, not a list; without question=, it is read as verl"),
         ([{"question": None, "messages": None, **TRL[0]}, {}], {}, "t.jsonl, line 2: it is not a row of trl"),
         ([OURS[0]], {"format": "trl"}, "line 1: it is not a row of trl, where 'prompt' is text or a list"),
         ([OURS[0]], {"format": "alpaca"}, "no row format 'alpaca'; there are agentfly, verl, trl, sharegpt"),

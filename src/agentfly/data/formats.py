@@ -57,6 +57,7 @@ class RowConverter:
         self.source = source
         self.rename = rename
         self.row_format = FORMATS[name] if name is not None else None
+        self.is_detected = name is None
         self.ignored: set[str] = set()
         """The columns without effect in the rows until now."""
 
@@ -70,7 +71,12 @@ class RowConverter:
         row = {self.rename.get(name, name): value for name, value in row.items()}
         row_format = self.row_format or self._detect(row)
         if row_format.name != "agentfly" and not row_format.fits(row):
-            raise DataError(f"it is not a row of {row_format.name}, where {row_format.shape}; {list_columns(row)}")
+            problem = f"it is not a row of {row_format.name}, where {row_format.shape}; {list_columns(row)}"
+            if fitting := list_fitting(row):
+                problem += f" and is one of {' or '.join(fitting)}"
+            if self.is_detected:
+                problem += f"; the first row is one of {row_format.name}, and decides for all"
+            raise DataError(problem)
         converted = row_format.convert(row)
         self.ignored |= row_format.find_ignored(row, converted)
         return converted
@@ -89,6 +95,11 @@ class RowConverter:
             others = " or ".join(f"format={fit.name!r}" for fit in fitting[1:])
             _LOG.warning("%s: read as agentfly, where %s; %s reads the other", problem, first.shape, others)
         return first
+
+
+def list_fitting(row: Row) -> list[str]:
+    """The names of the formats that a row fits."""
+    return [row_format.name for row_format in FORMATS.values() if row_format.fits(row)]
 
 
 def list_columns(row: Row) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 
 from agentfly.data import huggingface
 from agentfly.data.files import LocatedRow, describe_value, find_reader
-from agentfly.data.formats import RowConverter, list_columns
+from agentfly.data.formats import RowConverter, list_columns, list_fitting
 from agentfly.errors import ConfigError, DataError
 from agentfly.types import Task
 from agentfly.validation import PositiveInt, validate
@@ -147,14 +147,17 @@ def _parse_row(row: Mapping[str, Any], number: str, question: str, folder: Path)
             raise DataError(f"no column {question!r} to take the question from; {list_columns(row)}")
         value = row[question]
         if not isinstance(value, str) or not value.strip():
-            raise DataError(f"{question!r} is to be the question and must be text, not {describe_value(value)}")
+            fitting = list_fitting(row)
+            hint = f"; without question=, it is read as {' or '.join(fitting)}" if fitting else ""
+            raise DataError(f"{question!r} is to be the question and must be text, not {describe_value(value)}{hint}")
         prompt["question"] = value
     elif row.get("messages") is None and not isinstance(row.get("question"), str):
         if "question" in row:
             raise DataError(f"'question' must be text, not {describe_value(row['question'])}")
         other = next((name for name in _QUESTION_LIKE if isinstance(row.get(name), str)), None)
-        hint = f"; question={other!r} takes that column" if other else ""
-        raise DataError(f"a row needs a 'question' or 'messages'; {list_columns(row)}{hint}")
+        others = "in other formats 'prompt' (verl, trl) or 'conversations' (sharegpt)"
+        hint = f"question={other!r} takes that column" if other else others
+        raise DataError(f"a row needs a 'question' or 'messages'; {list_columns(row)}; {hint}")
     try:
         messages = Task.of(_resolve_image_paths(prompt, folder)).messages
     except (AttributeError, TypeError) as error:
