@@ -182,6 +182,7 @@ def test_bad_arguments_are_rejected(recipe: Path, tmp_path: Path) -> None:
         ([recipe, "--out", tmp_path / "x"], "give --demos with a file of conversations, or --expert"),
         ([recipe, "--demos", "a.jsonl", "--expert", 2, "--out", tmp_path / "x"], "give --demos with a file"),
         ([recipe, "--demos", "a.jsonl", "--out", tmp_path / "x"], "no file or dataset a.jsonl"),
+        ([recipe, "--demos", tmp_path, "--out", tmp_path / "x"], "is a folder that save_to_disk did not write"),
         ([recipe, "--expert", 13, "--out", tmp_path / "x"], "--expert 13, but there are 12 tasks"),
         ([recipe, "--expert", 2, "--out", full], "exists already; give a new or an empty folder"),
         ([recipe, "--expert", 2, "--out", recipe / "x"], "cannot be written: "),  # before anything is trained

@@ -238,6 +238,7 @@ def test_conversation_of_a_file_is_rendered_by_the_agents_template(tmp_path: Pat
     ("talk", "message"),
     [
         (TALK[:1], "must begin with the question and end with a reply"),
+        (TALK[:1], "ends with one of user; a column with the reply is taken if it is renamed to 'completion'"),
         (TALK[1:], "must begin with the question"),
         (TALK[:3], "end with a reply"),
         ([*TALK[:2], TALK[3]], "two replies follow one another"),

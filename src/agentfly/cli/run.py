@@ -79,7 +79,9 @@ class AgentRun:
         elif data is not None:
             tasks = tuple(read_tasks(data, **(reading or {})))
         if not tasks:
-            raise ConfigError("there is nothing to run: give --question or --data, or `tasks` in the recipe")
+            raise ConfigError(
+                "there is nothing to run: give --data, or `tasks` in the recipe; `run` takes --question, too"
+            )
         if row is not None:
             tasks = tuple(select(list(tasks), row))
         changed = drop_unset(**(sampling or {}))

@@ -62,6 +62,10 @@ class SftConfig:
     def __post_init__(self) -> None:
         if (self.demos is None) == (self.expert is None):
             raise ConfigError("give --demos with a file of conversations, or --expert with a number of tasks")
+        if self.demos is not None and self.demos.is_dir() and not is_dataset(self.demos):
+            raise ConfigError(
+                f"--demos: {self.demos} is a folder that save_to_disk did not write; give a file of conversations"
+            )
         if self.demos is not None and not (self.demos.is_file() or is_dataset(self.demos)):
             raise ConfigError(f"--demos: there is no file or dataset {self.demos}")
         if self.expert is not None and self.expert < 1:

@@ -174,7 +174,11 @@ def record_conversation(agent: BaseAgent, row: Task, group: int = 0) -> Trajecto
     """Record a conversation as a chain of the agent. No tool is run: the observations are those in the messages."""
     first = next((at for at, message in enumerate(row.messages) if message.role == "assistant"), 0)
     if not first or row.messages[-1].role != "assistant":
-        raise DataError("a demonstration must begin with the question and end with a reply of the assistant")
+        problem = "a demonstration must begin with the question and end with a reply of the assistant"
+        problem += f"; it begins with a message of {row.messages[0].role} and ends with one of {row.messages[-1].role}"
+        if first == 0 and "completion" not in row.columns:
+            problem += "; a column with the reply is taken if it is renamed to 'completion'"
+        raise DataError(problem)
     agent = _apply_row_tools(agent, row)
     task = Task(row.messages[:first], row.columns, row.id)
     transcript = Transcript(demonstration_template(agent))
