@@ -149,18 +149,44 @@ def test_check_solves_each_task_folder_and_names_what_is_wrong(folder: Path) -> 
     assert "--seed has no effect on task folders" in refused.stderr
 
     write_task(folder / "tasks", "always", tests=always)
-    write_task(folder / "tasks", "unsolved", solution="#!/bin/bash\nexit 1\n")
+    write_task(folder / "tasks", "unsolved", solution="#!/bin/bash\necho No file\nexit 1\n")
     write_task(folder / "tasks", "no-solution", solution=None)
     write_task(folder / "tasks", "no-tests", tests=None)
     write_task(folder / "tasks", "nan", tests=always.replace("1 >", "nan >"))
     run = env("check", "tasks")
     assert run.returncode == 1
     assert re.search(r"FAIL +always +a chain that does nothing earns 1 instead of 0: its tests do not", run.stdout)
-    assert re.search(r"FAIL +unsolved +the expert earns 0 instead of 1", run.stdout)
+    assert re.search(r"FAIL +unsolved +the expert earns 0 instead of 1; its last observation: No file", run.stdout)
     assert re.search(r"FAIL +no-solution +.* has no solution/solve.sh", run.stdout)
     assert re.search(r"FAIL +no-tests +.* has no tests/test.sh, which decides the reward", run.stdout)
     assert re.search(r"FAIL +nan +a chain that does nothing has no reward: .*no valid reward.txt", run.stdout)
     assert re.search(r"pass +good", run.stdout)
+
+
+def test_check_takes_a_subclass_for_task_folders_and_names_folders_that_are_none(folder: Path) -> None:
+    write_task(folder / "tasks", "image", files={"environment/Dockerfile": "FROM scratch\n"})
+    write_task(folder / "tasks", "misspelled").joinpath("task.toml").rename(folder / "tasks/misspelled/Task.tml")
+    (folder / "local.py").write_text(
+        "from agentfly.environments import TaskFolder\nclass Local(TaskFolder):\n    allow_no_image = True\n"
+    )
+    run = env("check", "local.py:Local", "--tasks", "tasks")
+    if "no sandbox" in run.stdout:
+        pytest.skip(run.stdout)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert re.search(r"n/a +misspelled +has no task.toml, and is not read as a task", run.stdout)
+    assert re.search(r"pass +image +the expert earns 1", run.stdout)
+
+    without_tasks = env("check", "tasks/misspelled").stderr
+    assert "tasks/misspelled is a folder without task folders (NAME/task.toml), and no environment" in without_tasks
+    assert "there is no folder tasks/nowhere" in env("check", "tasks/nowhere").stderr
+    assert "there is no environment 'nowhere'" in env("check", "nowhere").stderr
+    assert "There is no folder of that name" in env("check", "nowhere").stderr
+
+
+def test_play_takes_task_folders(folder: Path) -> None:
+    write_task(folder / "tasks", "first")
+    run = env("play", "tasks", "--row", "second")
+    assert "no task has the id 'second'" in run.stderr
 
 
 # ── list ──

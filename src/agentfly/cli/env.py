@@ -6,7 +6,6 @@ import importlib.util
 import keyword
 import re
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +16,7 @@ from agentfly.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from agentfly.conformance import PropertyResult
+    from agentfly.environment import Environment
 
 app = typer.Typer(
     help="List, check, play, serve and scaffold environments.", no_args_is_help=True, rich_markup_mode=None
@@ -25,8 +25,14 @@ app = typer.Typer(
 EnvironmentName = Annotated[
     str, typer.Argument(metavar="NAME", help="Installed environment, module:Class, or path/to/file.py:Class.")
 ]
+PlayName = Annotated[
+    str,
+    typer.Argument(metavar="NAME", help="Installed environment, module:Class, path/to/file.py:Class, or task folders."),
+]
 TaskQuestion = Annotated[str | None, typer.Option("--question", "-q", help="Question of the task to reset it for.")]
-TaskFile = Annotated[Path | None, typer.Option("--task", help="File of tasks; --row selects the one to reset it for.")]
+TaskFile = Annotated[
+    Path | None, typer.Option("--task", help="File of tasks, or task folders; --row selects the one to reset it for.")
+]
 TaskRow = Annotated[str | None, typer.Option(help="Task of the file, by number or id; default: the first.")]
 
 
@@ -48,14 +54,15 @@ def list_command(
 
 
 @app.command("play")
-def play_command(
-    name: EnvironmentName, question: TaskQuestion = None, task: TaskFile = None, row: TaskRow = None
-) -> None:
+def play_command(name: PlayName, question: TaskQuestion = None, task: TaskFile = None, row: TaskRow = None) -> None:
     """Act in an environment by hand, and see what a model would see."""
     from agentfly.cli.env_list import resolve_task
     from agentfly.cli.env_play import play
     from agentfly.cli.resolve import resolve_environment
+    from agentfly.data.task_folders import find_task_folders
 
+    if task is None and find_task_folders(Path(name)):
+        name, task = "TaskFolder", Path(name)
     env_class = resolve_environment(name)
     play(env_class, resolve_task(env_class, question, task, row))
 
@@ -64,7 +71,9 @@ def play_command(
 def check_command(
     context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME", help="An environment as in `env play`, or task folders.")],
-    tasks: Annotated[Path | None, typer.Option(help="File of tasks; default: the environment draws its own.")] = None,
+    tasks: Annotated[
+        Path | None, typer.Option(help="File of tasks, or task folders; default: the environment draws its own.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of drawn tasks and generated calls.")] = 0,
     instances: Annotated[int, typer.Option("--instances", "-n", min=1, help="Number of concurrent instances.")] = 4,
     seconds: Annotated[float, typer.Option(min=1, help="CPU time limit of each property, in seconds.")] = 120.0,
@@ -76,18 +85,15 @@ def check_command(
     from agentfly.data import read_tasks
     from agentfly.data.task_folders import find_task_folders
 
-    if folders := find_task_folders(Path(name)):
-        for option in ("tasks", "seed", "seconds"):
+    root = next((path for path in (Path(name), tasks) if path is not None and find_task_folders(path)), None)
+    if root is not None:
+        for option in ("seed", "seconds") if root is tasks else ("tasks", "seed", "seconds"):
             source = context.get_parameter_source(option)
             if source is not None and source.name != "DEFAULT":
                 raise ConfigError(f"--{option} has no effect on task folders: each is checked by itself; leave it out")
-        raise typer.Exit(0 if _check_task_folders(folders, instances) else 1)
-    try:
-        env_class = resolve_environment(name)
-    except ConfigError as error:
-        if Path(name).is_dir():
-            raise ConfigError(f"the folder {name} has no task folders (NAME/task.toml), and {error}") from error
-        raise
+        env_class = resolve_environment(name if root is tasks else "TaskFolder")
+        raise typer.Exit(0 if _check_task_folders(env_class, root, instances) else 1)
+    env_class = _resolve_checked(name)
     report = check_environment(
         env_class,
         tasks=read_tasks(tasks) if tasks is not None else (),
@@ -102,17 +108,21 @@ def check_command(
     raise typer.Exit(0 if report.ok else 1)
 
 
-def _check_task_folders(folders: Sequence[Path], instances: int) -> bool:
-    """Print whether each task folder can be read and solved. Returns whether all can."""
+def _check_task_folders(env_class: type[Environment], root: Path, instances: int) -> bool:
+    """Print whether each task folder in `root` can be read and solved. Returns whether all can."""
     import asyncio
 
-    from agentfly.cli.resolve import resolve_environment
     from agentfly.conformance import PropertyResult, PropertyStatus
     from agentfly.conformance.tasks import check_tasks
-    from agentfly.data.task_folders import TaskFiles
+    from agentfly.data.task_folders import TaskFiles, find_task_folders
     from agentfly.types import Task
 
+    folders = find_task_folders(root)
     readable = []
+    for folder in sorted(root.glob("[!.]*/")) if folders != [root] else ():
+        if folder not in folders:  # a misspelled task.toml would otherwise leave a task out unnoticed
+            detail = "has no task.toml, and is not read as a task"
+            _print_result(PropertyResult(folder.name, PropertyStatus.NOT_APPLICABLE, detail))
     for folder in folders:
         try:
             files = TaskFiles.read(folder.resolve())
@@ -122,8 +132,7 @@ def _check_task_folders(folders: Sequence[Path], instances: int) -> bool:
         readable.append(Task.of(files.to_row()))
         if keys := files.ignored_keys():
             detail = f"without effect: {', '.join(keys)}"
-            _print_result(PropertyResult(folder.name, PropertyStatus.NOT_APPLICABLE, detail))
-    env_class = resolve_environment("TaskFolder")
+            _print_result(PropertyResult(files.name, PropertyStatus.NOT_APPLICABLE, detail))
     solved = asyncio.run(check_tasks(env_class, readable, instances=instances, on_result=_print_result))
     return solved and len(readable) == len(folders)
 
@@ -137,6 +146,24 @@ def _print_result(result: PropertyResult) -> None:
     styles = {PropertyStatus.PASS: "green", PropertyStatus.FAIL: "bold red", PropertyStatus.NOT_APPLICABLE: "dim"}
     status = (f"{result.status.value:4}", styles[result.status])
     print_text(make_console(), Text.assemble(status, f"  {result.name:<20}  {result.detail}"))
+
+
+def _resolve_checked(name: str) -> type[Environment]:
+    """Resolve an environment to check. A path without task folders is named as such, not as an unknown environment."""
+    from agentfly.cli.resolve import resolve_environment
+
+    try:
+        return resolve_environment(name)
+    except ConfigError as error:
+        if ":" in name or name.endswith(".py"):
+            raise
+        if Path(name).is_dir():
+            raise ConfigError(
+                f"{name} is a folder without task folders (NAME/task.toml), and no environment"
+            ) from error
+        if len(Path(name).parts) > 1:
+            raise ConfigError(f"there is no folder {name}") from error
+        raise ConfigError(f"{error} There is no folder of that name, either.") from error
 
 
 @app.command("serve")

@@ -49,8 +49,19 @@ async def _check_task(agent: HFAgent, task: Task) -> str:
     (expert_chain,) = (*demonstrations.accepted, *demonstrations.rejected)
     expert_reward = _require_reward(expert_chain, "the expert's chain")
     if expert_reward != FULL_REWARD:
-        raise PropertyFailed(f"the expert earns {expert_reward:g} instead of {FULL_REWARD:g}")
+        raise PropertyFailed(
+            f"the expert earns {expert_reward:g} instead of {FULL_REWARD:g}{_describe_outcome(expert_chain)}"
+        )
     return f"the expert earns {expert_reward:g}, doing nothing 0"
+
+
+def _describe_outcome(chain: Trajectory) -> str:
+    """The metrics and the last observation of a chain: without them, nobody can tell why its reward is low."""
+    metrics = chain.score.metrics if chain.score is not None else {}
+    observations = [message.content for message in chain.messages if message.role == "tool"]
+    return (f" ({', '.join(f'{name} {value}' for name, value in metrics.items())})" if metrics else "") + (
+        f"; its last observation: {str(observations[-1])[-500:].strip()}" if observations else ""
+    )
 
 
 def _require_reward(chain: Trajectory, subject: str) -> float:
