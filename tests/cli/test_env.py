@@ -143,7 +143,7 @@ def test_check_solves_each_task_folder_and_names_what_is_wrong(folder: Path) -> 
     assert re.search(r"pass +good +the expert earns 1, doing nothing 0", run.stdout)
 
     (folder / "empty").mkdir()
-    assert "the folder empty has no task folders (NAME/task.toml), and there is no" in env("check", "empty").stderr
+    assert "empty is a folder without task folders (NAME/task.toml)" in env("check", "empty").stderr
     refused = env("check", "tasks", "--seed", "0")
     assert refused.returncode == 2
     assert "--seed has no effect on task folders" in refused.stderr

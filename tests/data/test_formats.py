@@ -174,7 +174,7 @@ def test_columns_without_effect_are_reported_once(tmp_path: Path, caplog: pytest
         (
             [{"text": "Q"}],
             {},
-            r"it has 'text'; in other formats 'prompt' \(verl, trl\) or 'conv",
+            r"the row has 'text'; in other formats 'prompt' \(verl, trl\) or 'conv",
         ),
         ([TRL[0], OURS[0]], {}, "is one of agentfly; the first row is one of trl, and decides for all"),
         ([VERL[0]], {"format": "trl"}, "it is not a row of trl, .* and is one of verl$"),
