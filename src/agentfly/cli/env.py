@@ -93,7 +93,7 @@ def check_command(
                 raise ConfigError(f"--{option} has no effect on task folders: each is checked by itself; leave it out")
         env_class = resolve_environment(name if root is tasks else "TaskFolder")
         raise typer.Exit(0 if _check_task_folders(env_class, root, instances) else 1)
-    env_class = _resolve_checked(name)
+    env_class = _load_environment(name)
     report = check_environment(
         env_class,
         tasks=read_tasks(tasks) if tasks is not None else (),
@@ -148,7 +148,7 @@ def _print_result(result: PropertyResult) -> None:
     print_text(make_console(), Text.assemble(status, f"  {result.name:<20}  {result.detail}"))
 
 
-def _resolve_checked(name: str) -> type[Environment]:
+def _load_environment(name: str) -> type[Environment]:
     """Resolve an environment to check. A path without task folders is named as such, not as an unknown environment."""
     from agentfly.cli.resolve import resolve_environment
 

@@ -56,7 +56,7 @@ async def _check_task(agent: HFAgent, task: Task) -> str:
 
 
 def _describe_outcome(chain: Trajectory) -> str:
-    """The metrics and the last observation of a chain: without them, nobody can tell why its reward is low."""
+    """The metrics and the last observation of a chain: without them, a low reward has no visible cause."""
     metrics = chain.score.metrics if chain.score is not None else {}
     observations = [message.content for message in chain.messages if message.role == "tool"]
     return (f" ({', '.join(f'{name} {value}' for name, value in metrics.items())})" if metrics else "") + (

@@ -64,19 +64,19 @@ _MebiBytes = Annotated[int | None, BeforeValidator(_parse_size), Field(ge=1)]
 _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class _Table(BaseModel):
+class _ConfigTable(BaseModel):
     """A table of task.toml. Unknown keys are kept: published tasks have some."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
 
-class AgentTable(_Table):
+class AgentTable(_ConfigTable):
     timeout_sec: _Seconds | None = None
     user: str | int | None = None
     network_mode: NetworkMode | None = None
 
 
-class EnvironmentTable(_Table):
+class EnvironmentTable(_ConfigTable):
     docker_image: str | None = None
     build_timeout_sec: _Seconds = 600.0
     os: str = "linux"
@@ -99,17 +99,17 @@ class EnvironmentTable(_Table):
         return self.network_mode or NetworkMode.PUBLIC
 
 
-class CollectTable(_Table):
+class CollectTable(_ConfigTable):
     command: str
     service: str = "main"
     timeout_sec: _Seconds = 60.0
 
 
-class ArtifactTable(_Table):
+class ArtifactTable(_ConfigTable):
     source: str
 
 
-class VerifierTable(_Table):
+class VerifierTable(_ConfigTable):
     timeout_sec: _Seconds = 600.0
     env: dict[str, str] = {}
     user: str | int | None = None
@@ -124,15 +124,15 @@ class VerifierTable(_Table):
         return self.environment_mode or default
 
 
-class SolutionTable(_Table):
+class SolutionTable(_ConfigTable):
     env: dict[str, str] = {}
 
 
-class TaskTable(_Table):
+class TaskTable(_ConfigTable):
     name: str | None = None
 
 
-class TaskConfig(_Table):
+class TaskConfig(_ConfigTable):
     """The content of task.toml."""
 
     schema_version: str = Field(default="1.4", validation_alias=AliasChoices("schema_version", "version"))
@@ -219,7 +219,7 @@ class TaskFiles:
 
     def ignored_keys(self) -> list[str]:
         """Keys of task.toml that have no effect here, as `table.key`."""
-        tables: dict[str, _Table] = {
+        tables: dict[str, _ConfigTable] = {
             "": self.config, "agent.": self.config.agent, "environment.": self.config.environment,
             "verifier.": self.config.verifier, "solution.": self.config.solution,
         }  # fmt: skip
@@ -264,7 +264,7 @@ class TaskFiles:
 
 
 def _find_links_outside(folder: Path) -> Iterator[Path]:
-    """The links that leave a task folder. A task is often somebody else's, and could name any file of the host."""
+    """The links that leave a task folder: with them, its author could read any file of the host into a session."""
     root = folder.resolve()
     for path in folder.rglob("*"):
         if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(root):
@@ -292,7 +292,7 @@ def read_rows(root: Path) -> Iterator[tuple[str, Any]]:
 def resolve_variables(values: Mapping[str, str], allowed: frozenset[str], where: str) -> dict[str, str]:
     """Replace values `${VAR}` and `${VAR:-default}` by variables of this process, as far as `allowed` names them.
 
-    A task is often somebody else's: without the list, it could read every key of the host. Raises DataError.
+    A task often comes from an unknown author: without the list, it could read every key of the host. Raises DataError.
     """
     resolved = dict(values)
     for key, text in values.items():
